@@ -542,11 +542,11 @@ def find_waits(step):
 waits = tp.predict("How often does one step of the run as found wait?", ...)
 
 # %%
-find_waits(hesitant_step)
-found = find_waits(newcomer_step)
+found = second_step(newcomer_step, WaitFinder()).found
+waits.shows(len(found), "{:.0f}", "The search for a NaN reads a value after every function of the backward pass.")
 
 # %%
-waits.shows(found, "{:.0f}", "The search for a NaN reads a value after every function of the backward pass.")
+numbers = find_waits(hesitant_step), find_waits(newcomer_step)
 
 # %% [markdown]
 # Here everything is on one device, so copies *to* the device don't show; the next check looks at them too. On a GPU,
@@ -1025,6 +1025,13 @@ def your_step(model, images, labels, optimizer, device):
 after = training_run.run("your step", your_step, model=Network())
 before = training_run.run("as found", newcomer_step, model=Network())  # once more: a machine's speed changes
 
+# %%
+gain.shows(
+    after.images_per_second / before.images_per_second,
+    "× {:.2f}",
+    "A CPU has no queue to run ahead of: only work that is no longer done counts there. On a GPU it is the waits too.",
+)
+
 # %% jupyter={"source_hidden": true}
 gains.keep(NAME, "no waits, no tiny operators, no debugging", before, after)
 rows = [
@@ -1037,13 +1044,6 @@ rows = [
     for record, step in ((before, newcomer_step), (after, your_step))
 ]
 report.table({"a step": "{}", "operators": "{:,}", "waits": "{}", "images/s": "{:.1f}"}, rows)
-
-# %%
-gain.shows(
-    after.images_per_second / before.images_per_second,
-    "× {:.2f}",
-    "A CPU has no queue to run ahead of: only work that is no longer done counts there. On a GPU it is the waits too.",
-)
 
 # %%
 worth.table({"as found": newcomer_step, "your step": your_step}, makes=worth.Mixed, keep=NAME)

@@ -452,21 +452,29 @@ configs = np.random.default_rng(0).choice(table.configurations, 200)
 waiting = with_barriers(27)
 until = max(job[-1] for job in waiting)
 never = simulate(ASHA(1, 27, 3), lambda number, epochs: table.curve(configs[number], 0)[epochs - 1], until)
-shares, (_, both) = [], plt.subplots(2, 1, figsize=(9, 3.6), sharex=True, layout="constrained")
+
+
+def busy(jobs):
+    """Share of the time until `until` in which the workers train."""
+    return sum(min(end, until) - start for *_, start, end in jobs) / until / len(SPEEDS)
+
+
+# %%
+busy_share.shows(
+    100 * busy(waiting), "{:.0f} %", "All wait at the end of each rung, and the last rung has a single trial."
+)
+
+# %% jupyter={"source_hidden": true}
+_, both = plt.subplots(2, 1, figsize=(9, 3.6), sharex=True, layout="constrained")
 for axes, name, jobs in zip(both, ("successive halving", "ASHA"), (waiting, never)):
-    busy = sum(min(end, until) - start for *_, start, end in jobs) / until / len(SPEEDS)
-    shares.append(100 * busy)
     trained = sum((min(end, until) - start) / SPEEDS[worker] for worker, _, _, start, end in jobs)
     for worker, _, epochs, start, end in jobs:
         colour = f"C{round(math.log(epochs, 3))}"
         axes.barh(worker, end - start, left=start, color=colour, edgecolor="white", linewidth=0.5)
     axes.set(ylabel="worker", yticks=range(4), xlim=(0, until),
-             title=f"{name}: {trained:.0f} epochs trained, workers busy {busy:.0%} of the time")  # fmt: skip
+             title=f"{name}: {trained:.0f} epochs trained, workers busy {busy(jobs):.0%} of the time")  # fmt: skip
 both[1].set(xlabel="seconds (simulated); colours: rungs of 1, 3, 9, 27 epochs")
 plt.show()
-
-# %%
-busy_share.shows(shares[0], "{:.0f} %", "All wait at the end of each rung, and the last rung has a single trial.")
 
 # %% [markdown]
 # ## Learn from what was tried: Bayesian search

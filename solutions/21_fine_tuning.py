@@ -280,14 +280,20 @@ def random_body(draw):
     return small_resnet(16, 10)[:-1].to(DEVICE)
 
 
-probed = {}
-for count in (1, 5, 20):
-    show(f"{count} images a class, random body", [probe(random_body(draw), count, draw) for draw in range(DRAWS)])
-    found = [probe(BODY, count, draw) for draw in range(DRAWS)]
-    probed[count] = show(f"{count} images a class, pretrained body", found)
+def mean(found):
+    return sum(found) / len(found)
+
+
+untrained = {n: mean([probe(random_body(draw), n, draw) for draw in range(DRAWS)]) for n in (1, 5, 20)}
+probed = {n: mean([probe(BODY, n, draw) for draw in range(DRAWS)]) for n in (1, 5, 20)}
 
 # %%
 worth.shows(100 * probed[1], "{:.0f} %", "Chance is 20 %.")
+
+# %% jupyter={"source_hidden": true}
+rows = [(n, scratch[n], untrained[n], probed[n]) for n in probed]
+bodies = {"images a class": "{}", "from scratch": "{:.3f}", "random body": "{:.3f}", "pretrained body": "{:.3f}"}
+report.table(bodies, rows)
 
 # %% [markdown]
 # <details><summary>What transfers?</summary>
@@ -340,24 +346,24 @@ class Careless(Transfer):
 
 
 def show_batch_norm(count=5):
-    kept = {}
-    for name, kind in (("body in evaluation mode", Transfer), ("body in training mode", Careless)):
+    """[(body, accuracy on the new classes, on the old ones)], means over the draws."""
+    rows = []
+    for name, kind in (("in evaluation mode", Transfer), ("in training mode", Careless)):
         found = []
         for draw in range(DRAWS):
             torch.manual_seed(draw)
             model = kind(copy.deepcopy(BODY), nn.Linear(64, len(NEW)).to(DEVICE))
             fit(model, *few(count, draw), seed=draw)
             found.append((accuracy(model), old_accuracy(model.body)))
-        show(f"{name}: new classes", [new for new, _ in found])
-        kept[name] = show(f"{name}: old classes", [old for _, old in found])
-    print(f"{'untouched: old classes':<36} {old_accuracy(BODY):.3f}")
-    return kept["body in training mode"]
+        rows.append((name, *map(mean, zip(*found))))
+    return [("untouched", None, old_accuracy(BODY)), *rows]
 
 
-left = show_batch_norm()
+rows = show_batch_norm()
 
 # %%
-forgotten.shows(100 * left, "{:.0f} %", "The new classes don't show it.")
+forgotten.shows(100 * rows[-1][-1], "{:.0f} %", "The new classes don't show it.")
+report.table({"body": "{}", "new classes": "{:.3f}", "old classes": "{:.3f}"}, rows)
 
 # %% [markdown]
 # ## A rate for each layer
