@@ -155,8 +155,8 @@ report.gantt(
 #
 # Every rank calls these three. A `PipelineStage` wraps a rank's layers, so that they can send and receive.
 #
-# - `make_stage`: take this rank's share of the list `layers` without changing it. Shares are neighbours, rank 0 has the
-#   first ones, and they differ by at most one layer. Return `PipelineStage(module, its number, number of stages,
+# - `make_stage`: take this rank's contiguous share of the list `layers` without changing the list. Rank 0 has the first
+#   layers, and shares differ by at most one layer. Return `PipelineStage(module, its number, number of stages,
 #   device)`, with the module on `device`.
 # - `make_gpipe`: return `ScheduleGPipe(stage, n_micro_batches, loss_fn, scale_grads=…)`. Gradients of micro-batches add
 #   up; `scale_grads=True` divides them by the number of micro-batches. The result must be the gradient of the **whole
