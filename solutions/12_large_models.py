@@ -45,7 +45,7 @@ torch.set_num_threads(1)  # the layers are small here: a second thread waits mor
 # $$M \;=\; \underbrace{4 P}_{\text{weights}} + \underbrace{4 P}_{\text{gradients}} + \underbrace{8 P}_{\text{two averages}}
 # + \underbrace{a\, B / N}_{\text{activations}} \quad \text{bytes.}$$
 #
-# The first three terms are the same on every rank. The bars show their sum; the lines mark the memory of three cards.
+# The first three terms are the same on every rank. The bars show their sum, and the lines the memory of three cards.
 
 
 # %% jupyter={"source_hidden": true}
@@ -483,8 +483,8 @@ report.table(
 # ### Balise 4 · Where memory goes · about 12 min
 #
 # **`kept_bytes`** asks autograd. Inside `saved_tensors_hooks`, PyTorch calls `note(tensor)` for each tensor that it
-# keeps. Add the bytes of its storage to `found[-1]`, the sum of the current layer. Don't count addresses that are in
-# `seen`, which starts with weights and buffers.
+# keeps. Add the bytes of its storage to `found[-1]`, the sum of the current layer, once: `seen` has the addresses that
+# don't count, at first those of weights and buffers.
 #
 # **`predict_memory`** runs nothing. From the table, write how many *numbers* each part of a ViT block keeps of an image
 # with s tokens of width d:
@@ -592,8 +592,8 @@ class Block(NamedTuple):
 #                                  input₁ → (operations₁, [True])
 # ```
 #
-# You write one step, from `found` to `longer`. Each entry has two successors, or none if this block's `work` exceeds
-# the budget.
+# You write one step, from `found` to `longer`. Each entry has two successors, or none if this block's `work` doesn't fit
+# beside its bytes.
 #
 # <details><summary>Hint</summary>
 #
