@@ -6,7 +6,7 @@
 # step holds, lower its peak by recomputation, and find the largest batch of a card.
 #
 # **What you will gain.** On a CPU, the peak of a small CoAtNet's activations falls from 50 to 20 MiB. Recomputing every
-# block reaches this too, but runs 62 % of a forward pass again. Your choice of blocks runs 17 %. All of it is counted
+# block reaches this too, but runs 62 % of a forward pass again. Your choice of blocks runs 17 %. All is counted
 # here.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -561,8 +561,7 @@ report.table({"model": "{}", "images": "{}", "activations, predicted": size, "me
 # %% [markdown]
 # ## Recomputation under a budget
 #
-# Blocks differ in the bytes that they keep and in the operations that recomputing them costs. Which ones should run
-# again?
+# Blocks differ in the bytes that they keep and in the operations that recomputing them costs. Which should run again?
 
 
 # %% tags=["setup"]
@@ -637,7 +636,7 @@ tp.check(5, peak_bytes, choose_blocks)
 # %% [markdown]
 # ## Measured again
 #
-# From blocks that are measured alone, your `choose_blocks` plans whole steps for several budgets.
+# From blocks that are measured alone, your `choose_blocks` plans whole steps.
 
 # %%
 cheaper = tp.predict(
