@@ -1,16 +1,14 @@
 # %% [markdown]
 # # ZeRO, under the hood · about 95 min, core 60
 #
-# Data parallelism holds everything on every rank: parameters, gradients, optimizer states, as many times as there are
-# ranks. The *Zero Redundancy Optimizer* (ZeRO) takes the copies away: first of the states, then of the gradients, then of
-# the parameters. You write its three stages with `reduce_scatter` and `all_gather` alone, see what each rank holds, and
-# let them run against PyTorch's. What is further adds half precision, clipping, the host's memory, and a checkpoint in
-# pieces.
+# In data parallelism, every rank keeps a copy of the parameters, the gradients and the optimizer states. The *Zero
+# Redundancy Optimizer* (ZeRO) removes the copies in three stages. You write them with two collectives, `reduce_scatter`
+# and `all_gather`, and race them against PyTorch's versions.
 #
-# **What you will gain.** How large a model fits into GPUs of 80 GB, if only parameters, gradients and Adam's states
-# counted? An *estimate*: arithmetic with the published formula.
+# **What you will gain.** Memory, measured as the bytes that a rank holds for each parameter: 16 with data parallelism,
+# and towards $16/N$ with stage 3 on $N$ ranks.
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 import functools
 import json
 import tempfile
@@ -32,21 +30,7 @@ from dlojz_tp.models import Llama, LlamaConfig, language_loss
 tp = course.open("13_zero_under_the_hood")
 tp
 
-# %%
-print("estimate: billions of parameters whose states fill 80 GB, activations not counted\n")
-print(f"{'ranks':>5}", *(f"{name:>16}" for name in ("data parallelism", "stage 1", "stage 2", "stage 3")))
-for n in (1, 8, 64, 512):
-    largest = [80e9 / planner.state_bytes(1, n, stage).total / 1e9 for stage in range(4)]
-    print(f"{n:>5}", *(f"{billions:>16.1f}" for billions in largest))
-
-# %% [markdown]
-# Plain data parallelism stays at 5 billion on any number of GPUs. The last column grows with each one. What is the
-# price? Balise 9 counts it.
-#
-# With two GPUs or more, the ranks talk through NCCL; else they are processes on the CPU, talk through gloo, and share
-# the cores.
-
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 GPUS = torch.cuda.device_count()
 FULL = scale() == "full" and GPUS >= 2  # one GPU cannot carry two ranks
 LARGE = scale() == "full" and GPUS >= 1
@@ -68,15 +52,17 @@ reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sca
 # %% [markdown]
 # ## The idea
 #
-# What does a rank hold for each of the $\Psi$ parameters, in mixed precision with Adam? 2 bytes of parameter, 2 of
-# gradient, and 12 for the optimizer: a float32 copy of the parameter (4) and two float32 moments (8). Sixteen bytes,
-# of which a step of $N$ ranks needs only *one* copy: an update of parameter $i$ reads nothing but the gradient and
-# the states of $i$, so any one rank can do it, and tell the others. Each stage cuts one thing more into $N$ shards:
+# In mixed precision with Adam, each of the $\Psi$ parameters takes 16 bytes on a rank: 2 for the parameter, 2 for its
+# gradient and 12 for the optimizer, which keeps a float32 copy (4) and two moments (8). But the update of parameter $i$
+# reads only the gradient and the states of $i$. One rank can compute it alone and send the result to the others, so
+# each stage cuts one more thing into $N$ shards:
 #
 # $$\underbrace{2\Psi+2\Psi+12\Psi}_{\text{data parallelism}}\;\to\;
 # \underbrace{2\Psi+2\Psi+\frac{12\Psi}{N}}_{\text{stage 1}}\;\to\;
 # \underbrace{2\Psi+\frac{2\Psi+12\Psi}{N}}_{\text{stage 2}}\;\to\;
 # \underbrace{\frac{2\Psi+2\Psi+12\Psi}{N}}_{\text{stage 3}}$$
+#
+# In the figure, grey is what a rank no longer holds (Rajbhandari and others, *ZeRO*, 2020).
 
 # %% jupyter={"source_hidden": true}
 COLOURS = {"parameters": "#0072B2", "gradients": "#E69F00", "optimizer states": "#009E73"}
@@ -97,16 +83,12 @@ figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
 plt.show()
 
 # %% [markdown]
-# Grey is what a rank does not hold. Source: Rajbhandari, Rasley, Ruwase and He, *ZeRO: memory optimizations toward
-# training trillion parameter models* (2020).
+# ## The baseline
 #
-# ## The baseline, measured first
-#
-# A small decoder of the Llama kind, on the source code of Python's standard library. Each rank trains on its own
-# sequences.
+# A small Llama-style decoder trains on the source code of Python's standard library. In plain data parallelism, stage
+# 0, one flat all-reduce averages the gradients, and every rank updates all parameters.
 
-
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 TOKENS_USED = TEXT.train if FULL else TEXT.train[300_000:400_000].clone()  # all that travels to the ranks
 
 
@@ -127,35 +109,6 @@ def token_batch(step, length=LENGTH):
     return data.batch_of_text(TOKENS_USED, BATCH, length + 1, seed).to(launch.device())
 
 
-# %% [markdown]
-# Plain data parallelism, stage 0: all gradients travel in one flat all-reduce, and every rank does the whole update.
-
-
-# %% tags=["setup"]
-class Replicated:
-    """Stage 0: everything on every rank."""
-
-    def __init__(self, parameters, optimizer_class=torch.optim.AdamW, **options):
-        self.parameters = [p for p in parameters if p.requires_grad]
-        self.optimizer = optimizer_class(self.parameters, **options)
-
-    def step(self):
-        flat = torch.cat([p.grad.view(-1) for p in self.parameters]) / dist.get_world_size()
-        dist.all_reduce(flat)
-        for p, piece in zip(self.parameters, flat.split([p.numel() for p in self.parameters])):
-            p.grad.copy_(piece.view(p.shape))
-        self.optimizer.step()
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
-
-
-# %% [markdown]
-# What does a rank hold, and when? `held` adds up the memory of all parameters, gradients and states; memory that
-# several tensors share counts once.
-
-
-# %% tags=["setup"]
 def held(model, optimizer):
     """Bytes on this rank now, {part: bytes}."""
     parts = [*getattr(optimizer, "parts", ()), *getattr(optimizer, "frozen", ())]
@@ -169,12 +122,6 @@ def held(model, optimizer):
     return {name: sum({s._cdata: s.nbytes() for s in found}.values()) for name, found in storages.items()}
 
 
-# %% [markdown]
-# `train` runs some steps, then one more in which it asks `held` whenever a layer begins forward or backward and whenever
-# a gradient is complete.
-
-
-# %% tags=["setup"]
 def train(make):
     """On a rank, with the optimizer make(model): (mean losses, seconds of each step, what is held in the last step)."""
     torch.set_num_threads(1)  # on a CPU, each rank is one core's worth
@@ -206,33 +153,187 @@ def train(make):
     return mean.tolist(), times[:STEPS], moments
 
 
-# %%
+# %% tags=["setup"]
+class Replicated:
+    """Stage 0: everything on every rank."""
+
+    def __init__(self, parameters, optimizer_class=torch.optim.AdamW, **options):
+        self.parameters = [p for p in parameters if p.requires_grad]
+        self.optimizer = optimizer_class(self.parameters, **options)
+
+    def step(self):
+        flat = torch.cat([p.grad.view(-1) for p in self.parameters]) / dist.get_world_size()
+        dist.all_reduce(flat)
+        for p, piece in zip(self.parameters, flat.split([p.numel() for p in self.parameters])):
+            p.grad.copy_(piece.view(p.shape))
+        self.optimizer.step()
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+
+# %% jupyter={"source_hidden": true}
+found = {}
+
+
 def run(name, make, n=RANKS[-1]):
-    """Train on `n` ranks, keep the result, and say what rank 0 measured."""
+    """Train on `n` ranks, keep the result, and print what rank 0 held."""
     losses, times, moments = found[name] = launch.ranks(train, make, n=n, timeout=120)[0]
     step = sorted(times[1:])[len(times) // 2]
     most = max(moments, key=lambda moment: sum(moment.values()))
     print(f"{name}, {n} ranks: loss {losses[0]:.3f} → {losses[-1]:.3f}, {measure.human_seconds(step)} a step")
-    for word, moment in (("between steps", moments[0]), ("at the most", most)):
-        shares = ", ".join(f"{part} {measure.human_bytes(size)}" for part, size in moment.items())
-        print(f"  {word + ':':<15} {measure.human_bytes(sum(moment.values()))} = {shares}")
+    rows = [[part, moments[0][part], most[part]] for part in most]
+    rows.append(["total", sum(moments[0].values()), sum(most.values())])
+    rows = [[part, between / CONFIG.n_parameters, peak / CONFIG.n_parameters] for part, between, peak in rows]
+    report.table({"bytes a parameter": "{}", "between steps": "{:.1f}", "peak": "{:.1f}"}, rows)
 
 
+# %% [markdown]
+# `run` trains on the ranks. In the last step, it adds up the memory of all parameters, gradients and states whenever a
+# layer begins and whenever a gradient is complete. Activations and messages don't count.
+
+
+# %%
 def stage_0(model):
     return Replicated(model.parameters(), **OPTIONS)
 
 
-found = {}
 run("data parallelism", stage_0)
 
 # %% [markdown]
-# At the most sixteen bytes for each parameter: float32 throughout here, 4 + 4 + 8; between steps 12. Every other rank holds the
-# very same.
+# The model trains in float32, so the 16 bytes are 4 + 4 + 8 here. Every other rank holds the same.
 #
-# Two helpers are given: parameters in groups, as `torch.optim` takes them, and `make_buckets` of practical work 08.
+# ### Balise 1 · Bytes on a rank · about 6 min
+#
+# Write the formula. Return the bytes on a rank as three numbers, `(parameters, gradients, optimizer)`.
+#
+# | bytes of a | parameter | gradient | optimizer: Adam | momentum | plain SGD |
+# |---|---|---|---|---|---|
+# | mixed precision | 2 | 2 | 4 + 8 | 4 + 4 | 4 + 0 |
+# | float32 throughout | 4 | 4 | 8 | 4 | 0 |
+#
+# In mixed precision, the optimizer's part includes the float32 copy, 4 bytes. `weight` and `kept` hold the bytes of
+# this table, and `share` is the number of parameters in a rank's shard. Stage 0 shards nothing, stage 1 the optimizer's
+# part, stage 2 also the gradients, stage 3 also the parameters.
+#
+# <details><summary>Hint</summary>
+#
+# Each number is bytes × (all parameters, or the share). From which stage on is it the share?
+# </details>
+
+
+# %% tags=["balise-1"]
+def bytes_per_rank(n_parameters, world_size, stage, optimizer="adam", mixed_precision=True):
+    """Bytes of a rank: (parameters, gradients, optimizer). stage 0 to 3; optimizer "adam", "momentum" or "sgd"."""
+    weight = 2 if mixed_precision else 4
+    kept = {"adam": 8, "momentum": 4, "sgd": 0}[optimizer] + (4 if mixed_precision else 0)
+    share = n_parameters / world_size
+    # BEGIN SOLUTION
+    return (
+        weight * (share if stage >= 3 else n_parameters),
+        weight * (share if stage >= 2 else n_parameters),
+        kept * (share if stage >= 1 else n_parameters),
+    )
+    # END SOLUTION
+
+
+# %%
+tp.check(1, bytes_per_rank)
+
+# %% jupyter={"source_hidden": true}
+worlds = [2**k for k in range(11)]
+figure, axes = plt.subplots(figsize=(8.5, 3.2), layout="constrained")
+for stage, name in enumerate(("data parallelism", "stage 1", "stage 2", "stage 3")):
+    sizes = [sum(bytes_per_rank(7.5e9, n, stage)) / 1e9 for n in worlds]
+    axes.plot(worlds, sizes, marker="o", markersize=4, label=name)
+axes.axhline(80, color="#555555", linestyle="--", linewidth=1)
+axes.text(1024, 76, "a GPU of 80 GB", ha="right", va="top", fontsize=9, color="#555555")
+axes.set_xscale("log", base=2)
+axes.set_yscale("log")
+axes.set(xticks=worlds, xticklabels=worlds, xlabel="ranks", ylabel="GB on each rank", yticks=(0.1, 1, 10, 100),
+         yticklabels=("0.1", "1", "10", "100"))  # fmt: skip
+axes.set_title("7.5 billion parameters, Adam, mixed precision (formula, not measured)", fontsize=10)
+axes.legend(fontsize=9, frameon=False, loc="lower left")
+axes.grid(alpha=0.3)
+plt.show()
+
+# %% [markdown]
+# Stages 1 and 2 level off at what they don't shard, 4 and 2 bytes a parameter. Stage 3 keeps falling.
+#
+# ### Balise 2 · One flat tensor, cut into equal shards · about 8 min
+#
+# Layers differ in size, so cutting between layers gives unequal parts. Instead, copy all parameters into **one** flat
+# tensor, pad it with zeros, and cut it into equal shards. A cut may go through a matrix, because Adam updates each
+# number by itself.
+#
+# ```
+# [ matrix, row by row       | vector  | 0 0 ]
+# [ rank 0     | rank 1      | rank 2        ]
+# ```
+#
+# - `flatten(tensors, world_size)` returns a **new** 1-D tensor: all elements, then as few zeros as make `world_size`
+#   divide its length. It keeps the tensors' dtype and device. They may be transposed. `size` counts their elements.
+# - `shard(flat, rank, world_size)` returns the rank's part, a contiguous **view** of `flat`.
+# - `unflatten(flat, like)` goes back: a **view** of `flat` for each tensor of `like`, with its shape.
+#
+# <details><summary>Hint</summary>
+#
+# `-(-a // b)` is a / b rounded up. `t.reshape(-1)` lays out a tensor row by row, and `flat.split(sizes)` cuts one into
+# pieces. `t.new_zeros(n)` and `t.new_empty(n)` have the dtype and device of `t`.
+# </details>
+
+
+# %% tags=["balise-2"]
+@torch.no_grad()
+def flatten(tensors, world_size):
+    """One new tensor (n,): all elements, one tensor after the other, then zeros until world_size divides n."""
+    size = sum(t.numel() for t in tensors)
+    # BEGIN SOLUTION
+    flat = tensors[0].new_empty(-(-size // world_size) * world_size)
+    torch.cat([t.reshape(-1) for t in tensors], out=flat[:size])
+    flat[size:] = 0
+    # END SOLUTION
+    return flat
+
+
+def shard(flat, rank, world_size):
+    """The part of `flat` that `rank` owns, (n / world_size,): a view."""
+    # BEGIN SOLUTION
+    return flat.view(world_size, -1)[rank]
+    # END SOLUTION
+
+
+def unflatten(flat, like):
+    """Views into `flat`, one for each tensor of `like`, with its shape; the padding is left out."""
+    # BEGIN SOLUTION
+    sizes = [t.numel() for t in like]
+    return [piece.view(t.shape) for piece, t in zip(flat[: sum(sizes)].split(sizes), like)]
+    # END SOLUTION
+
+
+# %%
+tp.check(2, flatten, shard, unflatten)
+
+# %% [markdown]
+# All stages build on `Part`. It moves parameters into a flat tensor: after `p.data = view`, the parameter uses the
+# memory of `flat`. `own`, this rank's shard, is that same memory, so **updating `own` updates the model**.
 
 
 # %% tags=["setup"]
+class Part:
+    """Parameters in one flat tensor, of which this rank owns one shard: `own`. `views` are views of `flat`."""
+
+    def __init__(self, parameters):
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        self.parameters = list(parameters)
+        self.flat = flatten(self.parameters, world_size)
+        self.views = unflatten(self.flat, self.parameters)
+        for p, view in zip(self.parameters, self.views):
+            p.data = view
+        self.own = nn.Parameter(shard(self.flat, rank, world_size))
+
+
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def param_groups(parameters):
     """Groups (dictionaries) for an optimizer, from parameters or groups; frozen and repeated ones are left out."""
     parameters = list(parameters)
@@ -260,189 +361,26 @@ def make_buckets(parameters, capacity):
 
 
 # %% [markdown]
-# ### Balise 1 · Bytes on a rank · about 6 min
-#
-# Write the formula as a function: bytes of a rank as three numbers, `(parameters, gradients, optimizer)`.
-#
-# | bytes of a | parameter | gradient | optimizer: Adam | momentum | plain SGD |
-# |---|---|---|---|---|---|
-# | mixed precision | 2 | 2 | 4 + 8 | 4 + 4 | 4 + 0 |
-# | float32 throughout | 4 | 4 | 8 | 4 | 0 |
-#
-# The 4 in the first row is the float32 copy of the parameter: it belongs to the optimizer, and is shared out with its
-# states. Given are `weight` and `kept`, the bytes of this table, and `share`, how many parameters are a rank's own share
-# (fractions are fine). Stage 0 shares nothing out, stage 1 the optimizer's part, stage 2 also the gradients, stage 3 also
-# the parameters. About 3 lines.
-#
-# <details><summary>Hint</summary>
-#
-# Each of the three numbers is bytes × (all parameters, or the share): from which stage on is it the share?
-# </details>
-
-
-# %% tags=["balise-1"]
-def bytes_per_rank(n_parameters, world_size, stage, optimizer="adam", mixed_precision=True):
-    """Bytes of a rank: (parameters, gradients, optimizer). stage 0 to 3; optimizer "adam", "momentum" or "sgd"."""
-    weight = 2 if mixed_precision else 4
-    kept = {"adam": 8, "momentum": 4, "sgd": 0}[optimizer] + (4 if mixed_precision else 0)
-    share = n_parameters / world_size
-    # BEGIN SOLUTION
-    return (
-        weight * (share if stage >= 3 else n_parameters),
-        weight * (share if stage >= 2 else n_parameters),
-        kept * (share if stage >= 1 else n_parameters),
-    )
-    # END SOLUTION
-
-
-# %%
-tp.check(1, bytes_per_rank)
-
-# %% [markdown]
-# See it, from 1 rank to 1,024:
-
-# %% jupyter={"source_hidden": true}
-worlds = [2**k for k in range(11)]
-figure, axes = plt.subplots(figsize=(8.5, 3.2), layout="constrained")
-for stage, name in enumerate(("data parallelism", "stage 1", "stage 2", "stage 3")):
-    sizes = [sum(bytes_per_rank(7.5e9, n, stage)) / 1e9 for n in worlds]
-    axes.plot(worlds, sizes, marker="o", markersize=4, label=name)
-axes.axhline(80, color="#555555", linestyle="--", linewidth=1)
-axes.text(1024, 76, "a GPU of 80 GB", ha="right", va="top", fontsize=9, color="#555555")
-axes.set_xscale("log", base=2)
-axes.set_yscale("log")
-axes.set(xticks=worlds, xticklabels=worlds, xlabel="ranks", ylabel="GB on each rank", yticks=(0.1, 1, 10, 100),
-         yticklabels=("0.1", "1", "10", "100"))  # fmt: skip
-axes.set_title("7.5 billion parameters, Adam, mixed precision (formula, not measured)", fontsize=10)
-axes.legend(fontsize=9, frameon=False, loc="lower left")
-axes.grid(alpha=0.3)
-plt.show()
-
-# %% [markdown]
-# Stages 1 and 2 end on a floor, what is not shared out yet: 4 bytes a parameter, then 2. Stage 3 has none.
-
-# %% [markdown]
-# ### Balise 2 · One flat tensor, cut into equal shards · about 8 min
-#
-# How do you cut a model into $N$ equal parts? Not by layers, which have all sizes. All parameters are laid into **one**
-# flat tensor, and that is cut: a cut may go through the middle of a matrix, which an optimizer that works number by
-# number does not mind. Padding makes the parts equal:
-#
-# ```
-# [ matrix, row by row       | vector  | 0 0 ]
-# [ rank 0     | rank 1      | rank 2        ]
-# ```
-#
-# - `flatten(tensors, world_size)`: a **new** tensor of one dimension with all elements, one tensor after the other, then
-#   zeros, as few as possible, until `world_size` divides its length $n$. Same dtype and device as the tensors, which are
-#   all alike in this; they may be transposed. `size` counts their elements.
-# - `shard(flat, rank, world_size)`: the part of `flat` that `rank` owns, `(n / world_size,)`, one piece. A **view**: what
-#   is written there must be in `flat`.
-#
-# The way back, `unflatten`, is given. About 3 and 1 lines.
-#
-# <details><summary>Hint</summary>
-#
-# `-(-a // b)` is a / b, rounded up. `t.reshape(-1)` lays out a tensor row by row; `torch.cat` joins. `t.new_zeros(n)` and
-# `t.new_empty(n)` have the dtype and the device of `t`.
-# </details>
-
-
-# %% tags=["balise-2"]
-@torch.no_grad()
-def flatten(tensors, world_size):
-    """One new tensor (n,): all elements, one tensor after the other, then zeros until world_size divides n."""
-    size = sum(t.numel() for t in tensors)
-    # BEGIN SOLUTION
-    flat = tensors[0].new_empty(-(-size // world_size) * world_size)
-    torch.cat([t.reshape(-1) for t in tensors], out=flat[:size])
-    flat[size:] = 0
-    # END SOLUTION
-    return flat
-
-
-def shard(flat, rank, world_size):
-    """The part of `flat` that `rank` owns, (n / world_size,): a view."""
-    # BEGIN SOLUTION
-    return flat.view(world_size, -1)[rank]
-    # END SOLUTION
-
-
-def unflatten(flat, like):
-    """Views into `flat`, one for each tensor of `like`, with its shape. What is behind is padding."""
-    sizes = [t.numel() for t in like]
-    return [piece.view(t.shape) for piece, t in zip(flat[: sum(sizes)].split(sizes), like)]
-
-
-# %%
-tp.check(2, flatten, shard, unflatten)
-
-# %% [markdown]
-# See it: a matrix (3, 4) and a vector (5), on three ranks. A colour is a rank's shard, 0 is padding.
-
-# %% jupyter={"source_hidden": true}
-tensors = [torch.arange(1.0, 13).view(3, 4), torch.arange(13.0, 18)]
-flat = flatten(tensors, 3)
-figure, axes = plt.subplots(figsize=(8.5, 0.9), layout="constrained")
-for rank in range(3):
-    for k, value in enumerate(shard(flat, rank, 3)):
-        place = rank * len(flat) // 3 + k
-        axes.add_patch(plt.Rectangle((place, 0), 1, 1, facecolor=f"C{rank}", edgecolor="white", alpha=0.75))
-        axes.text(place + 0.5, 0.5, f"{value:.0f}", ha="center", va="center", color="white", fontsize=11)
-axes.set(xlim=(0, len(flat)), ylim=(0, 1), yticks=[], xticks=(0, 12, 17, 18))
-axes.set_xticklabels(("matrix", "vector", "padding", ""), ha="left", fontsize=9)
-axes.spines[:].set_visible(False)
-plt.show()
-
-# %% [markdown]
-# The next class is given; all stages stand on it. It moves parameters into a flat tensor: `p.data = view` makes a
-# parameter look at another memory, and the model does not notice. **What happens to `own`, this rank's shard, happens to
-# the model**: both are the same memory.
-
-
-# %% tags=["setup"]
-class Part:
-    """Parameters that live together in one flat tensor, of which this rank owns one shard.
-
-    flat (n,): all of them, then padding; each `p.data` is a view of it (views: those views). own (n / world_size,): this
-    rank's shard, itself a view of `flat`, and the only thing that the optimizer knows; its gradient is own.grad.
-    """
-
-    def __init__(self, parameters):
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        self.parameters = list(parameters)
-        self.flat = flatten(self.parameters, world_size)
-        self.views = unflatten(self.flat, self.parameters)
-        for p, view in zip(self.parameters, self.views):
-            p.data = view
-        self.own = nn.Parameter(shard(self.flat, rank, world_size))
-
-
-# %% [markdown]
 # ### Balise 3 · Stage 1: a shard of the optimizer states · about 9 min
 #
-# Every rank computes its own gradients, as before. But the mean gradient is needed only where it is used: the owner of a
-# shard gets that shard of it, and updates its shard, with states for that shard alone. Then all gather the new
-# parameters.
+# The owner of a shard receives the mean gradient of that shard and updates it, with optimizer states for that shard
+# alone. Then all ranks gather the new parameters.
 #
 # $$\underset{\Psi}{\text{gradients}} \xrightarrow{\text{reduce-scatter}} \underset{\Psi/N}{\text{own.grad}}
 # \xrightarrow{\text{optimizer}} \underset{\Psi/N}{\text{own}} \xrightarrow{\text{all-gather}}
 # \underset{\Psi}{\text{parameters}}$$
 #
-# Given: `__init__`, with a `Part` for each group and an optimizer that knows only their `own`. Write
+# `__init__` makes a `Part` for each parameter group, and an optimizer that sees only their `own`. Write
 #
-# - `reduce()`: leave in each `part.own.grad` this rank's shard of the **mean** gradient over all ranks, by a
-#   reduce-scatter of one flat tensor. `gradients`, given, has one for each parameter of the part, zeros where one
-#   was not used.
+# - `reduce()`: leave this rank's shard of the **mean** gradient in each `part.own.grad`, by one reduce-scatter of a
+#   flat tensor.
 # - `update()`: update the shards, then gather them into each `part.flat`.
-#
-# About 2 and 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `reduce_scatter(out, flat)`: the flat tensors of all ranks are added up, and rank r's `out`, (n / N,), gets shard r of
-# the sum. `all_gather(flat, mine)` is its mirror; `mine` may lie in `flat`, and is outside of any graph: `own.detach()`.
-# Yours from balise 2 makes one tensor of many.
+# `reduce_scatter(out, flat)` adds up the flat tensors of all ranks, and rank r's `out`, (n / N,), gets shard r of the
+# sum. `all_gather(flat, mine)` is its mirror. `mine` may be a view of `flat`, and must be outside of any graph:
+# `own.detach()`. Your function from balise 2 joins the gradients.
 # </details>
 
 
@@ -515,9 +453,9 @@ def stage_1(model):
 run("stage 1", stage_1)
 
 # %% [markdown]
-# The same losses, and each rank holds its part of the states. The update is done once, not on every rank.
-#
-# The next two stages are a matter of *when*. A step of three layers, from left to right:
+# The losses are the same, and the states take $8/N$ bytes a parameter. The next two stages decide *when* a gradient or
+# a parameter is in memory. In the figure, blue is a parameter in memory, dark while its layer computes. Orange is a
+# gradient, which is sent and then freed.
 
 # %% jupyter={"source_hidden": true}
 figure, panels = plt.subplots(1, 2, figsize=(8.5, 2.7), layout="constrained", sharey=True)
@@ -547,30 +485,20 @@ for axes, stage in zip(panels, (2, 3)):
 plt.show()
 
 # %% [markdown]
-# Blue: parameters in memory, dark where the layer computes. Orange: gradients, which are sent and freed at once.
+# ### Balise 4 · Stage 2: gradients leave during backward · further · about 11 min
 #
-# ### Balise 4 · Stage 2: gradients leave while backward goes on · about 11 min
+# Stage 2 doesn't keep all gradients until backward ends. It sends them bucket by bucket during backward. Each bucket is
+# a `Part`. A given hook calls `ready(p)` as soon as `p.grad` is complete. Write
 #
-# In stage 1, all gradients of a rank are there when backward ends; most of them are another rank's business. Stage 2
-# lets them go as soon as they come, bucket by bucket. Each bucket is a `Part` with a shard of its own, so
-# `ShardedOptimizer` works on as it is.
-#
-# Given: the buckets; a hook that calls `ready(p)` as soon as `p.grad` is complete; `flat`, a bucket's gradients divided by
-# $N$; and `reduce()`, which sends after backward what could not leave, because a parameter of its bucket was not used.
-# Write
-#
-# - `ready(p)`: if its bucket misses no gradient any more, `send` it.
-# - `send(part)`: free the gradients, whose values are in `flat` now. `arriving` is given. Start the reduce-scatter of `flat` **asynchronously**, and
-#   put into the list `self.running` what must live until it has travelled: `(part, arriving, flat, handle)`.
-# - `wait()`: wait for what is under way, and **add** what arrives to `own.grad`, which may be None: several backward
-#   passes before a step add up.
-#
-# `send` begins with `wait()`, so at most one bucket is under way. Held: the gradients of one shard and about two buckets.
-# About 2, 3 and 2 lines, `send`'s in two places.
+# - `ready(p)`: if no gradient of its bucket is missing, `send` the bucket.
+# - `send(part)`: free the gradients, since `flat` has their values. Start the reduce-scatter of `flat` into `arriving`
+#   **asynchronously**, and append `(part, arriving, flat, handle)` to `self.running`.
+# - `wait()`: wait for each handle and **add** what arrived to `own.grad`, which may be None. Several backward passes
+#   add up.
 #
 # <details><summary>Hint</summary>
 #
-# A bucket is complete when no `p.grad` in it is None; freeing them makes it ready for the next backward.
+# A bucket is complete when no `p.grad` in it is None. Freeing its gradients makes it ready for the next backward.
 # `reduce_scatter(out, flat, async_op=True)` returns a handle with `wait()`.
 # </details>
 
@@ -644,28 +572,24 @@ run("stage 2", stage_2)
 # %% [markdown]
 # ### Balise 5 · Stage 3: parameters only while they are used · about 12 min
 #
-# Now the parameters, as in the right picture: each layer is cut over all ranks, gathered just before it computes and
-# freed just after, and once more in backward. (Lectures sometimes say that stage 3 deals whole layers out to the ranks.
-# It does not.)
+# Each layer's parameters form a `Unit`, a `Part` whose `own` has separate memory. A unit is gathered just before its
+# layer computes, freed just after, and gathered again for backward.
 #
-# The difficulty: autograd keeps a *view* of each weight for backward, and a view keeps the memory alive. So the memory
-# itself must go, below all views: `flat.untyped_storage().resize_(0)`. Gathered again, the views see the values again.
-# Meanwhile `p.data` is an empty tensor: who reads a parameter at the wrong moment gets an error and not freed memory.
+# Autograd keeps *views* of the weights, and a view keeps its memory alive. That's why `free()` empties the storage
+# below all views: `flat.untyped_storage().resize_(0)`.
 #
-# Given: `free()`, which does this, and what makes a `Unit` for each layer: a `Part` whose `own` has a memory of its own.
-# Frozen parameters get one apart, and one that several layers share belongs to the first. Write
+# `ShardedParameters` builds on stage 2, which calls `send(part)` when all gradients of a unit are complete. Write
 #
-# - in `Unit.gather()`, the mirror of `free()`: give `flat` its memory back, and fill it from all ranks' `own`.
-# - the end of `add(layer)`: three hooks on the layer. When is `gather` due, when `free`, when `backward_begins`?
-# - `send(part)`: a unit's gradients are complete, and on their way. What is not needed any more?
-# - `update()`: the shards are updated. What of stage 1's has no place here?
-#
-# About 2, 3, 1 and 1 lines.
+# - `Unit.gather()`, the mirror of `free()`: give `flat` its memory back, and fill it from all ranks' `own`.
+# - the end of `add(layer)`: register three hooks on the layer, for `gather`, `free` and `backward_begins`.
+# - `send(part)`: the gradients are on their way. What else can go?
+# - `update()`: which line of stage 1's `update` is still needed?
 #
 # <details><summary>Hint</summary>
 #
 # `storage.resize_(bytes)` counts bytes: `t.numel() * t.element_size()`. `layer.register_forward_pre_hook(f)`,
-# `register_forward_hook(f)` and `register_full_backward_pre_hook(f)` call `f` before forward, after it, before backward.
+# `register_forward_hook(f)` and `register_full_backward_pre_hook(f)` call `f` before forward, after it, and before
+# backward.
 # </details>
 
 
@@ -766,12 +690,12 @@ class ShardedParameters(ShardedGradients):
 tp.check(5, Unit, ShardedParameters)
 
 # %% [markdown]
-# Guess before you run the next cells; the formula counts the shards alone.
+# ## Measure again
+#
+# Stage 3 shards everything. How close does a rank get to $1/N$?
 
 # %%
-left = tp.predict(
-    f"At the most, what percentage of data parallelism's bytes does a rank hold in stage 3, of {RANKS[-1]} ranks?", ...
-)
+left = tp.predict(f"Stage 3 on {RANKS[-1]} ranks: what percentage of data parallelism's peak does a rank hold?", ...)
 
 
 # %%
@@ -784,23 +708,25 @@ peaks = {name: max(sum(moment.values()) for moment in moments) for name, (_, _, 
 left.shows(
     100 * peaks["stage 3"] / peaks["data parallelism"],
     "{:.0f} %",
-    "A rank keeps 1/N of all, and for a moment whole layers beside it: in a small model these weigh much.",
+    "A rank keeps 1/N of everything and, for a moment, whole gathered layers, which weigh a lot in a small model.",
 )
 
-# %% [markdown]
-# ## One step, moment by moment
-#
-# What one rank holds while a step goes by. Activations are not drawn, nor the flat tensors that are sent: a bucket in stages 2
-# and 3, but all gradients once more in data parallelism and stage 1.
-
-# %%
-psi, n = CONFIG.n_parameters, RANKS[-1]
-print(f"{psi:,} parameters, {n} ranks, float32      formula    between steps    at the most")
-for stage, (name, (_, _, moments)) in enumerate(found.items()):
-    formula = sum(bytes_per_rank(psi, n, stage, mixed_precision=False))
-    totals = [sum(moment.values()) for moment in moments]
-    sizes = [measure.human_bytes(size) for size in (formula, totals[0], max(totals))]
-    print(f"{name:<34} {sizes[0]:>12} {sizes[1]:>16} {sizes[2]:>14}")
+# %% jupyter={"source_hidden": true}
+psi, n, rows = CONFIG.n_parameters, RANKS[-1], []
+for stage, name in enumerate(("data parallelism", "stage 1", "stage 2", "stage 3")):
+    if name in found:
+        totals = [sum(moment.values()) for moment in found[name][2]]
+        formula = sum(bytes_per_rank(psi, n, stage, mixed_precision=False))
+        rows.append([name, formula / psi, totals[0] / psi, max(totals) / psi, max(totals)])
+print(f"bytes a parameter on each of {n} ranks; the last column is the peak of all {psi:,} parameters")
+columns = {
+    "float32": "{}",
+    "formula": "{:.1f}",
+    "between steps": "{:.1f}",
+    "peak": "{:.1f}",
+    "in all": measure.human_bytes,
+}
+report.table(columns, rows)
 
 # %% jupyter={"source_hidden": true}
 figure, panels = plt.subplots(1, len(found), figsize=(8.5, 3), layout="constrained", sharey=True, squeeze=False)
@@ -820,14 +746,13 @@ figure.legend(handles, COLOURS, loc="outside lower center", ncols=3, fontsize=9,
 plt.show()
 
 # %% [markdown]
-# Stage 1 is a shard above its formula, as `own.grad` is there beside the whole gradients; stages 2 and 3 by a bucket or a
-# layer. The green falls with stage 1 and stays. The orange of stage 2 is a thin wedge that grows
-# to one shard, and a bucket that fills. The blue of stage 3 is a shard and a bump wherever a layer is gathered: one part in eighty for a model of eighty layers.
+# Stage 1 peaks a shard above its formula, because `own.grad` exists beside the whole gradients. Stages 2 and 3 peak
+# about a bucket or a gathered layer above theirs.
 #
-# Stage 3 has a price beside its bytes: whoever gathers a layer when it begins stands and waits. `Ahead` is given: your
-# stage 3, whose layers are gathered on a stream of their own, a second queue of work, while the layer before computes. The next cell runs both on two **modelled**
-# H100, each behind a network card of 100 Gb/s: tensors have sizes and no values, operations and messages take the time of
-# their arithmetic and their bytes.
+# ### Gather ahead · further
+#
+# Your stage 3 computes nothing while it gathers a layer. `Ahead` gathers the next layer meanwhile, on a second stream,
+# as `fully_shard` does. Both run on two **modelled** H100, each with a network card of 100 Gb/s.
 
 
 # %%
@@ -872,16 +797,13 @@ print(*runs, sep="\n")
 report.streams(runs) if runs else None
 
 # %% [markdown]
-# Above, computing and messages take turns. Below, most gathers travel beside the computing, as in `fully_shard`.
-#
 # ## Race
 #
-# Your stages against PyTorch's, on the same model and the same batches: stage 1 against `ZeroRedundancyOptimizer`
-# (which leaves the gradients to `DistributedDataParallel`), stage 3 against `fully_shard`, a group for each block, then
-# the root. Do they train the same model? The loss of one more batch after three steps tells.
+# Do your stages train the same model as `ZeroRedundancyOptimizer` (stage 1) and `fully_shard` (stage 3)? How fast are
+# they?
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def stepper(model, optimizer):
     """A function of a batch of tokens that trains one step."""
 
@@ -922,24 +844,18 @@ def race_on_ranks(rounds):
     return losses, measure.race(turns, repeats=rounds, warmup=1, calls=1, device=launch.device())
 
 
-# %% [markdown]
-# Guess before you run the next cell.
-
 # %%
 longer = tp.predict(
-    f"A step of your stage 3 takes how many times as long as one of data parallelism, on {RANKS[-1]} ranks?", ...
+    f"One step on {RANKS[-1]} ranks: how many times data parallelism's time does your stage 3 take?", ...
 )
 
 # %%
 medians = {}
 for n in RANKS:
     losses, race = launch.ranks(race_on_ranks, 30 if FULL else 4, n=n, timeout=120)[0]
-    print(f"{n} ranks on {launch.backend(n)}: loss after three steps, and a step")
-    for name, seconds in race.medians.items():
-        median, spread = measure.human_seconds(seconds), measure.human_seconds(race.spreads[name] / 2)
-        print(f"  {name:<24} {losses[name]:.6f}  {median:>9} ± {spread}")
-    for mine, theirs in (("stage 1, yours", "ZeroRedundancyOptimizer"), ("stage 3, yours", "fully_shard")):
-        print(f"  {mine} / {theirs}: {race.medians[mine] / race.medians[theirs]:.2f}")
+    rows = [[name, losses[name], seconds, race.spreads[name] / 2] for name, seconds in race.medians.items()]
+    columns = {f"{n} ranks, {launch.backend(n)}": "{}", "loss": "{:.6f}", "a step": measure.human_seconds}
+    report.table({**columns, "±": measure.human_seconds}, rows)
     medians[f"{n} ranks"] = race.medians
 print(recorded.line("13_zero_under_the_hood", "race"))
 if FULL:
@@ -947,40 +863,30 @@ if FULL:
 longer.shows(
     race.medians["stage 3, yours"] / race.medians["data parallelism"],
     "× {:.2f}",
-    "On a CPU a message is a copy through memory that ranks share, and a smaller update pays it back in part; on GPUs "
-    "the waiting for gathers decides.",
+    "On a CPU, a message is a copy in shared memory, and a smaller update saves part of its time. On GPUs, the waiting "
+    "for gathers decides.",
 )
 
 # %% [markdown]
-# The losses agree to rounding. Under `ZeroRedundancyOptimizer`, DDP all-reduces whole gradients, and then each rank
-# broadcasts what it updated: by arithmetic 3Ψ, where your stage 1 sends 2Ψ. `fully_shard` keeps books, a `DTensor` for
-# each parameter: on small layers that costs more than on large ones.
-
-# %% [markdown]
-# ## What a real training needs besides
+# After three steps, the losses agree up to rounding.
 #
-# What every training framework adds: half precision, clipping, memory beyond the GPU, and a checkpoint of what lies in
-# pieces.
+# ## What a real training needs
 #
 # ### Balise 6 · Parameters in bfloat16, masters in float32 · further · about 8 min
 #
-# A large model computes in bfloat16: half the memory, half the bytes in every message. But just above 1 the
-# bfloat16 numbers are 1/128 apart, just below 1/256, and an update of 0.001 is rounded away, every time. So the optimizer works on a *master*, a
-# float32 copy, in which small updates add up (practical work 02). It is needed where a parameter is updated: on its
-# owner alone. That is the 12 in the formula: 4 bytes of master and 8 of Adam's states, all of them divided by $N$.
+# In bfloat16, memory and messages halve, but an update of 0.001 to a weight of 1 is rounded away. Therefore the
+# optimizer updates *masters*, float32 copies in which small updates add up (practical work 02). Only a shard's owner
+# keeps its master. Write
 #
-# `MasterShards` stands on your stage 2. Given: the masters take the place of the shards in the optimizer's groups. Write
-#
-# - `master_of`: a dictionary from `part.own` of each of `self.parts` to its master, a float32 `nn.Parameter` of the same values.
+# - `master_of`: a dictionary from `part.own`, for each of `self.parts`, to its master, a float32 `nn.Parameter` with
+#   the same values.
 # - `reduce()`: put the mean gradient of each shard into `master.grad`, in float32.
-# - the loop of `update()`: round each updated master into its `part.own`, and gather. Every message stays in bfloat16.
-#
-# About 1, 1 and 2 lines.
+# - the loop of `update()`: round each updated master into its `part.own`, then gather. Messages stay in bfloat16.
 #
 # <details><summary>Hint</summary>
 #
-# After stage 2's `reduce()` the gradient is in `part.own.grad`. `a.copy_(b)` rounds; under `torch.no_grad()` it may write
-# into a parameter.
+# After stage 2's `reduce()` the gradient is in `part.own.grad`. `a.copy_(b)` rounds, and may write into a parameter
+# under `torch.no_grad()`.
 # </details>
 
 
@@ -1032,57 +938,21 @@ class MasterShards(ShardedGradients):
 tp.check(6, MasterShards)
 
 # %% [markdown]
-# See it: a weight of 1, whose gradient is always the same, so that each step of Adam is 0.001.
-
-
-# %%
-def drifting(kind, dtype, steps=30):
-    """On a rank: a weight after each step."""
-    w = nn.Parameter(torch.ones(10, dtype=dtype, device=launch.device()))
-    optimizer, found = kind([w], lr=1e-3, weight_decay=0.0), [1.0]
-    for _ in range(steps):
-        optimizer.zero_grad()
-        w.sum().backward()
-        optimizer.step()
-        found.append(w[0].item())
-    return found
-
-
-drifts = {
-    "float32": launch.ranks(drifting, ShardedGradients, torch.float32, n=2)[0],
-    "bfloat16, no masters": launch.ranks(drifting, ShardedGradients, torch.bfloat16, n=2)[0],
-    "bfloat16, float32 masters": launch.ranks(drifting, MasterShards, torch.bfloat16, n=2)[0],
-}
-
-# %% jupyter={"source_hidden": true}
-figure, axes = plt.subplots(figsize=(8.5, 2.6), layout="constrained")
-for (name, weights), colour, width in zip(drifts.items(), ("#888888", "#D55E00", "#0072B2"), (4, 1.5, 1.5)):
-    axes.plot(weights, label=name, drawstyle="steps-post", color=colour, linewidth=width)
-axes.set(xlabel="step", ylabel="weight", title="Where do small updates go?")
-axes.legend(fontsize=9, frameon=False, loc="lower left")
-plt.show()
-
-# %% [markdown]
 # ### Balise 7 · One norm for all shards · further · about 7 min
 #
-# Clipping bounds the length of the whole gradient: where $\lVert g \rVert > c$, all of it is multiplied by
-# $c / \lVert g \rVert$, and its direction stays. Now no rank has the whole gradient. Ranks that clipped by the norms of
-# their own shards would each scale by another factor, and the direction would turn.
+# Clipping shortens the gradient and keeps its direction. But no rank has the whole gradient, and if each clipped by the
+# norm of its own shards, the direction would change.
 #
-# Given: `squares`, the sum of squares of each gradient of this rank, in float32, because in half precision squares
-# overflow or are too coarse. At the end the gradients are multiplied by `scale`. Between these, find
+# `squares` holds the sum of squares of each gradient on this rank, in float32. Find
 #
-# - `norm`, over the shards of **all** ranks, a tensor of no dimension, the same on all ranks: one number a rank travels,
-#   in one collective.
-# - `scale`, so that the norm becomes at most `max_norm`, and short gradients stay as they are. No value goes to Python
-#   (`if norm > …`, `.item()`): on a GPU that would wait for all that is still under way.
-#
-# About 4 lines.
+# - `norm`, over the shards of **all** ranks: a tensor with no dimension. Each rank sends one number, in one collective.
+# - `scale`, which brings the norm down to at most `max_norm` and leaves shorter gradients alone. No value may go to
+#   Python (`if norm > …`, `.item()`): a GPU would wait for all pending work.
 #
 # <details><summary>Hint</summary>
 #
-# Squares can be added up, norms cannot. `torch.stack` makes a tensor of the list. `torch.clamp(…, max=1.0)` is an `if`
-# without a look at the value; `norm + 1e-6` is never zero.
+# Squares add up, norms don't. `torch.stack` makes a tensor of the list. `torch.clamp(…, max=1.0)` works like an `if`
+# without a look at the value, and `norm + 1e-6` is never zero.
 # </details>
 
 
@@ -1107,11 +977,10 @@ def clip_grad_norm(shards, max_norm):
 tp.check(7, clip_grad_norm)
 
 # %% [markdown]
-# See it: clipped to a fifth of the norm, all gradients shrink to 0.2 of what they were. The last column is the factor
-# by which each rank would have scaled its shards alone.
+# Below, the gradient is clipped to a fifth. The last column shows the factors that the ranks would have used alone.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def factors():
     """On a rank: (norm of the own shards, norm of all, norm after clipping to a fifth of it)."""
     model = make_model()
@@ -1124,24 +993,28 @@ def factors():
     return own.item(), norm.item(), clip_grad_norm(optimizer.shards, 1e9).item()
 
 
-print("rank   norm of own shards   norm of all   clipped to a fifth   factor by own norm")
-for rank, (own, norm, after) in enumerate(launch.ranks(factors, n=RANKS[-1])):
-    print(f"{rank:>4}   {own:>18.4f}   {norm:>11.4f}   {after:>18.4f}   {min(1, norm / 5 / own):>18.2f}")
+ranks = launch.ranks(factors, n=RANKS[-1])
+columns = {
+    "rank": "{}",
+    "own norm": "{:.4f}",
+    "norm of all": "{:.4f}",
+    "clipped": "{:.4f}",
+    "factor by own norm": "{:.2f}",
+}
+report.table(columns, [[rank, *norms, min(1, norms[1] / 5 / norms[0])] for rank, norms in enumerate(ranks)])
 
 # %% [markdown]
 # ### Balise 8 · Masters and states in CPU memory · further · about 7 min
 #
-# Where 12 bytes for each parameter of its shard are still too many for the GPU, they can live in the memory of the
-# host, which is larger and cheaper, and so can the update itself (Ren and others, *ZeRO-Offload*, 2021). What crosses
-# the bus in a step is little: **this rank's shard of the gradients down, its shard of the parameters up, both in
-# bfloat16**. Forward and backward stay on the GPU.
+# Masters, states and the update can move to the host's memory (Ren and others, *ZeRO-Offload*, 2021). Only **this
+# rank's shard crosses the bus: its gradients down, its parameters up, both in bfloat16**. `__init__` moves the masters.
+# `t.cpu()` sends a tensor, `t.float()` casts it where it is, and `gpu.copy_(cpu)` rounds before it sends. Write
 #
-# Given: `__init__` moves the masters, and the states follow, as the optimizer makes them beside the masters. `t.cpu()`
-# sends a tensor, `t.float()` casts it where it is, and `gpu.copy_(cpu)` into a bfloat16 tensor rounds before it sends.
+# - the loop of `reduce()`: leave each shard's mean gradient in `master.grad`, on the CPU and in float32, and no
+#   gradient on the GPU.
+# - `update()`.
 #
-# Write the loop of `reduce()`, which leaves each shard's mean gradient in `master.grad` on the CPU, in float32, and none
-# on the GPU; and `update()`. The check runs your code on tensors that *say* they are on a GPU, and counts what crosses.
-# About 2 and 1 lines.
+# The check counts the bytes that cross.
 #
 # <details><summary>Hint</summary>
 #
@@ -1178,11 +1051,8 @@ class OffloadedShards(MasterShards):
 # %%
 tp.check(8, OffloadedShards)
 
-# %% [markdown]
-# What does it cost? On a GPU the next cell measures it; without one it is an estimate.
 
-
-# %%
+# %% jupyter={"source_hidden": true}
 def offload_figures(kind, config, steps=6):
     """On a rank with a GPU: (bytes held between two steps, median seconds of a step)."""
     device, times = launch.device(), []
@@ -1216,19 +1086,18 @@ else:
 # %% [markdown]
 # ### Balise 9 · What a step sends · further · about 5 min
 #
-# Is the memory paid for with communication? Count it. `sent_bytes(step)` calls `step()` once, on every rank, and returns
-# the bytes that *this* rank sends meanwhile. The log of the collectives is given: each entry has a `name` and `bytes`,
-# **those that the rank hands in**. What it sends is another number; in a ring of $N$ ranks:
+# Does ZeRO pay for memory with communication? `sent_bytes(step)` returns the bytes that this rank sends during
+# `step()`. The given log has the `name` of each collective and `bytes`, **those that the rank hands in**. In a ring of
+# $N$ ranks:
 #
 # | `name` | a rank hands in | and sends |
 # |---|---|---|
 # | `reduce_scatter` | the whole | $N-1$ times an $N$-th of it |
 # | `all_gather` | its own part | $N-1$ times a part |
-# | `all_reduce` | the whole | a reduce-scatter, then an all-gather of what came out |
+# | `all_reduce` | the whole | a reduce-scatter, then an all-gather of the result |
 # | `send` | a message | the message |
 #
-# Write `sent`: for each name, the bytes sent for one byte handed in. What is not in it (`recv`, barriers) counts nothing.
-# About 1 to 6 lines.
+# Write `sent`, a dictionary: for each name, the bytes sent for one byte handed in. Other names count as zero.
 #
 # <details><summary>Hint</summary>
 #
@@ -1251,15 +1120,11 @@ def sent_bytes(step):
 # %%
 tp.check(9, sent_bytes)
 
-
-# %% [markdown]
-# Now your stages, in the unit of the paper: $\Psi$, the number of parameters. Guess before you run the next cells.
-
 # %%
 as_much = tp.predict(f"How many times Ψ does PyTorch's fully_shard send in a step, on {RANKS[-1]} ranks?", ...)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def volumes():
     """name -> elements sent in the second step over the number of parameters."""
     psi, racers, found = sum(p.numel() for p in make_model().parameters()), candidates(), {}
@@ -1274,48 +1139,39 @@ def volumes():
 counted = {n: launch.ranks(volumes, n=n)[0] for n in RANKS}
 in_blocks = CONFIG.layers * CONFIG.block_parameters / CONFIG.n_parameters
 formula = (2, 2, 2, 3, 2 + in_blocks)  # fully_shard gathers its blocks twice, and what is left, its root, once
-print("elements sent in a step / Ψ", *(f"{n} ranks, counted   formula" for n in RANKS), sep="   ")
-for stage, name in enumerate(counted[RANKS[0]]):
-    cells = [f"{counted[n][name]:>16.3f}   {formula[stage] * (n - 1) / n:>7.3f}" for n in RANKS]
-    print(f"{name:<27}", *cells, sep="   ")
+columns = {"elements sent / Ψ": "{}"} | {f"{n} ranks, {how}": "{:.3f}" for n in RANKS for how in ("counted", "formula")}
+rows = [[name] for name in counted[RANKS[0]]]
+for row, times in zip(rows, formula):
+    row += [number for n in RANKS for number in (counted[n][row[0]], times * (n - 1) / n)]
+report.table(columns, rows)
 as_much.shows(
     counted[RANKS[-1]]["fully_shard"],
     "{:.2f} Ψ",
-    "Of everything a rank sends (N - 1)/N, and fully_shard keeps its root, embedding and head, from forward to backward.",
+    "A rank sends (N - 1)/N of everything, and fully_shard keeps its root, embedding and head, from forward to backward.",
 )
 
 # %% [markdown]
-# With many ranks $(N-1)/N$ is nearly 1: **2Ψ, 2Ψ, 2Ψ, 3Ψ**. Why?
-#
-# - Data parallelism all-reduces the gradients: Ψ for the reduce-scatter in it, Ψ for the all-gather.
-# - Stages 1 and 2 need of the reduced gradients only the own shard, Ψ, and gather the *updated parameters*, Ψ again.
-#   Nothing is paid for the memory that was saved.
-# - Stage 3 gathers its parameters for forward, Ψ, and for backward, Ψ; and the gradients' reduce-scatter, Ψ.
+# With many ranks, these are **2Ψ, 2Ψ, 2Ψ and 3Ψ**. Stages 1 and 2 send as much as an all-reduce. Stage 3 gathers the
+# parameters twice, for forward and for backward.
 #
 # ### Balise 10 · A checkpoint in pieces · further · about 10 min
 #
-# No rank holds the whole state any more, so no rank can write it. Each writes its own shards, and a checkpoint of
-# many files must still be whole or not there, whenever the job is killed.
-#
-# The means is a *mark*, one small file that says which folder counts. `a.replace(b)` moves a file into the place of
-# another in one stroke: whoever reads finds the old one or the new one, never a half. So the order decides:
+# Each rank writes its own shards. If the job is killed at any moment, the last complete checkpoint must still load. A
+# small file, the *mark*, names the folder that counts, and `a.replace(b)` is atomic. Write this order into
+# `save_shards`:
 #
 # ```
 # every rank   its shards, under the name `partial` → moved to `file`
 # all          barrier
-# rank 0       the mark, under the name mark.partial → moved to mark.json: now the checkpoint counts
+# rank 0       the mark, under the name mark.partial → moved to mark.json
 # ```
 #
-# Write this order into `save_shards`. Given: `place`, a folder for each step and number of ranks, and another one where
-# the mark points there already; `mark`, what is to be written; and the barrier at the end. `shards`: {name: 1-D tensor},
-# this rank's equal part of a flat tensor of `lengths[name]` elements and padding. About 3 and 2 lines.
-#
-# `load_shards`, for **any number of ranks**, is given. With `each = ⌈length / N⌉`, rank r has the elements from
-# `r * each` on, as then, so now: a rank reads what overlaps with its part, and no other file.
+# `shards` is {name: 1-D tensor}, this rank's part of padded flat tensors. The given `load_shards` works for **any
+# number of ranks**: each rank reads the pieces that overlap with its new part.
 #
 # <details><summary>Hint</summary>
 #
-# `torch.save` writes the whole memory behind a view: hence `clone`. `json.dumps(mark)` is the text of the mark.
+# `torch.save` writes the whole memory of a view, hence `clone`. `json.dumps(mark)` is the text of the mark.
 # </details>
 
 
@@ -1365,11 +1221,10 @@ def load_shards(folder):
 tp.check(10, save_shards, load_shards)
 
 # %% [markdown]
-# See it: trained for four steps on four ranks, saved, and loaded on two: its parameters alone; masters and states go the
-# same way. (Practical work 14 resumes a training so.)
+# A training saves its parameters, and two ranks load them:
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def a_loss(model):
     """The loss of one batch, the same on all ranks."""
     with torch.no_grad():
@@ -1404,16 +1259,10 @@ print(f"loss on {RANKS[-1]} ranks {trained:.6f}; on 2, before loading {new:.6f},
 print("files:", ", ".join(sizes))
 
 # %% [markdown]
-# ## Past this machine · further
+# ## Beyond this machine · further
 #
-# When does the communication disappear behind the computation? A rank computes about $6\,\Psi$ floating-point
-# operations for each token (Kaplan and others, 2020), and sends $2\,\Psi$ or $3\,\Psi$ numbers of 2 bytes in a step.
-# $\Psi$ cancels: what counts is **how many tokens a rank computes in a step**,
-#
-# $$t_\text{compute} = \frac{6\,\Psi \cdot \text{tokens}}{\text{FLOP/s}} \qquad
-# t_\text{send} = (2 \text{ or } 3)\,\Psi \cdot 2\text{ bytes} \cdot \text{seconds for a byte}$$
-#
-# The GPUs of a node talk through NVLink; between nodes each sends its part at the same time as its neighbours.
+# A rank computes about $6\,\Psi$ operations for each token and sends $2\,\Psi$ or $3\,\Psi$ numbers in a step. $\Psi$
+# cancels: **how many tokens a rank computes in a step** decides whether sending is hidden.
 
 # %% jupyter={"source_hidden": true}
 SPEED = 0.4 * planner.A100.bfloat16  # assumed: 40 % of the peak
@@ -1437,10 +1286,8 @@ axes.grid(alpha=0.3)
 plt.show()
 
 # %% [markdown]
-# Inside a node, stage 3 wants a few hundred tokens on every GPU in every step, on 8 nodes with a card for each GPU about
-# a thousand, and thousands where the GPUs of a node share one card. Hence *hybrid* sharding: stage 3 inside a node, plain
-# copies of it between nodes. And a ring of 1,024 ranks has 1,023 steps of some microseconds for every layer gathered:
-# with very many ranks latency decides, as in practical work 08.
+# If the GPUs of a node share one network card, stage 3 needs thousands of tokens on every GPU. *Hybrid sharding* helps:
+# stage 3 inside a node, plain copies between nodes.
 
 # %%
 tp.progress()
@@ -1448,32 +1295,27 @@ tp.progress()
 # %% [markdown]
 # ## Three questions
 #
-# <details><summary>Gradients are accumulated over four micro-batches. What does each stage send, and keep?</summary>
+# <details><summary>Gradients are accumulated over four micro-batches. What does each stage send?</summary>
 #
-# Stage 1 keeps whole gradients anyway: they add up there, and travel once. Stage 2 keeps only a shard, so every
-# micro-batch's gradients must travel: 5 Ψ with the parameters. Or one keeps them whole until the last micro-batch, and
-# is back at the memory of stage 1. Stage 3 also gathers its parameters for each forward and each backward: 12 Ψ where
-# stage 1 sends 2 Ψ.
+# Stage 1 adds them up locally and sends once: 2 Ψ. Stage 2 keeps only a shard, so the gradients of every micro-batch
+# must travel: 5 Ψ with the parameters. Stage 3 also gathers its parameters for each forward and each backward: 12 Ψ.
 # </details>
 #
-# <details><summary>An optimizer scales each matrix's update by the matrix's norm. Can its states be sharded so?</summary>
+# <details><summary>An optimizer scales each matrix's update by the matrix's norm. Can its states be sharded like this?</summary>
 #
-# Not as it is: a cut through a matrix leaves each rank with a part of it. The partial sums of squares, one for each
-# parameter, have to be added up over the ranks first.
+# Yes, with one more message: a cut matrix has its parts on several ranks, which first have to add up their sums of
+# squares.
 # </details>
 #
 # <details><summary>ZeroRedundancyOptimizer is stage 1, and yet it sends 3 Ψ. What is it good for?</summary>
 #
-# It leaves the gradients to DistributedDataParallel: whole on every rank, so that nothing else in a program has to
-# change, neither clipping nor logging nor other hooks. And it shares out whole parameters, so that optimizers which
-# need them whole work as they are.
+# DistributedDataParallel all-reduces whole gradients, so clipping and other hooks need no change. The optimizer then
+# broadcasts whole parameters, so it works with optimizers that need a whole matrix.
 # </details>
 #
 # ## To remember
 #
-# An update needs one copy of the states, not one for each rank. ZeRO keeps data parallelism and gives each rank a
-# shard: of the states (stage 1), of the gradients (stage 2), of the parameters (stage 3). A reduce-scatter brings
-# gradients to their owner, an all-gather brings parameters to all, together they are an all-reduce: so stages 1 and 2
-# save memory and send no more, and stage 3 pays half as much communication again for a memory that falls with every
-# rank. All else is bookkeeping: flat tensors, hooks, and letting go of memory in time. `fully_shard` does what you have
-# written; the next practical work, **14_fsdp**, uses it.
+# ZeRO gives each rank a shard of the states (stage 1), the gradients (stage 2) and the parameters (stage 3). A
+# reduce-scatter followed by an all-gather is an all-reduce, so stages 1 and 2 send no more than data parallelism. Stage
+# 3 sends half as much again, and its memory falls with every rank. `fully_shard` does what you have written. Next:
+# **14_fsdp**.
