@@ -1,15 +1,14 @@
 # %% [markdown]
 # # Hybrid parallelism: three dimensions, and the best compromise · about 85 min, core 25
 #
-# You have cut the batch (08, 09), the optimizer's states (13, 14), the layers' order (15, 16) and the layers themselves (17). Large
-# models need these at once. In this practical work you put three axes together in one training step that equals one process, clip it
-# by the norm of the whole model, and then choose: you compute what a rank holds and how long a step takes in **any** grid, search for
-# the best, and hold your numbers against eight ranks here and ten published runs on up to 3,072 GPUs.
+# You have cut the batch (08, 09), the optimizer states (13, 14), the order of the layers (15, 16) and the layers
+# themselves (17). You put three axes together in one training step that equals one process, and then search for the
+# best grid.
 #
-# **What you will gain.** 175 billion parameters on 1,024 H100s. The table below is an *estimate* of this repository's planner
-# (`python -m dlojz_tp plan`): nothing in it was run.
+# **What you will gain.** Bytes that a rank holds, counted on eight ranks here, and seconds of a step of 175 billion
+# parameters on 1,024 H100s, *estimated*: the worst grid that fits takes 20 times as long as the best.
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 import functools
 import itertools
 import logging
@@ -25,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from dlojz_tp import course, launch, measure, planner, todo
+from dlojz_tp import course, launch, measure, planner, report, todo
 from dlojz_tp.models import Transformer, TransformerConfig, language_loss
 from dlojz_tp.parallel import Axis, Entrance, Exit, Mesh, SlicedBlock, Stage, run_pipeline
 
@@ -45,19 +44,14 @@ WAYS = {
     "all three, the best": best,
 }
 print("estimate: 175 billion parameters, 2,048 sequences a step, 1,024 H100s of 80 GB")
-print(f"{'':<32}{'tensor × pipeline × data':>24}{'GB':>8}{'seconds a step':>17}")
+rows = []
 for way, one in WAYS.items():
-    size = planner.rank_memory(GPT3, one).total / 1e9
-    step = f"{planner.step_time(GPT3, one, H100S).total:.1f}" if size < 72 else "does not fit"
-    print(f"{way:<32}{f'{one.tensor} × {one.pipeline} × {one.data}':>24}{size:8,.0f}{step:>17}")
+    size, grid = planner.rank_memory(GPT3, one).total / 1e9, f"{one.tensor} × {one.pipeline} × {one.data}"
+    rows.append([way, grid, size, planner.step_time(GPT3, one, H100S).total if size < 72 else None])
+report.table({"": "{}", "tensor × pipeline × data": "{}", "GB a GPU": "{:,.0f}", "seconds a step": "{:.1f}"}, rows)
+print("—: does not fit")
 
-# %% [markdown]
-# Three axes are not better by themselves: the slowest grid that fits has three too, with too few micro-batches for its stages. By the
-# end you will find the best one yourself.
-#
-# With eight GPUs or more, each rank has one; else the ranks are processes on the CPU that share its cores.
-
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 if 0 < torch.cuda.device_count() < 8:
     os.environ[launch.place.ON_CPU] = "1"  # for all launches: no table mixes GPU and CPU
 SMALL = TransformerConfig(vocab_size=512, width=128, heads=8, layers=4, max_length=32, tied_head=True)
@@ -73,13 +67,14 @@ def token_batch(step=0, length=SMALL.max_length):
 # %% [markdown]
 # ## The idea
 #
-# Each rank has three coordinates. With $t$ tensor ranks, $p$ stages and $d$ data ranks, $N = t\,p\,d$, and in the numbering of this work
+# Each rank has three coordinates. With $t$ tensor ranks, $p$ stages and $d$ data ranks, $N = t\,p\,d$, and
 #
 # $$\text{rank} = (\text{stage} \cdot d + \text{data}) \cdot t + \text{tensor}.$$
 #
-# Neighbouring ranks differ in their tensor coordinate, for tensor ranks talk most and need the fastest links.
+# Neighbouring ranks differ in their tensor coordinate, because tensor ranks exchange the most and need the fastest
+# links.
 #
-# | axis | what its ranks share | what travels | how often |
+# | axis | its ranks share | what travels | how often |
 # |---|---|---|---|
 # | tensor | each layer | activations, 4 all-reduces | in each layer, for each micro-batch |
 # | pipeline | the layers | one activation, one gradient of it | at each cut, for each micro-batch |
@@ -119,14 +114,12 @@ def draw_mesh(p=2, d=2, t=2):
 draw_mesh()
 
 # %% [markdown]
-# A green arrow stands for two pipelines: rank 0 sends to rank 4, and rank 1 to rank 5.
+# ## The baseline
 #
-# ## Baseline
-#
-# One process, the small model, random tokens: the loss, the norm and the time that all grids below start from.
+# One process trains a small model. It holds 16 bytes a parameter: weight, gradient and AdamW's two moments.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def one_process(config=SMALL, steps=3):
     """On a rank: [(loss, norm of the gradient, seconds)] of each step."""
     torch.manual_seed(0)
@@ -144,32 +137,31 @@ def one_process(config=SMALL, steps=3):
     return found
 
 
+# %%
 baseline = launch.ranks(one_process, n=1, timeout=60)[0]
 n = sum(p.numel() for p in Transformer(SMALL).parameters())
-print(f"one process: {n:,} parameters, {16 * n / 1e6:.1f} MB of weights, gradients and AdamW's moments in float32")
-for step, (loss, norm, seconds) in enumerate(baseline):
-    print(f"step {step}: loss {loss:.5f}, norm {norm:.5f}, {1e3 * seconds:.0f} ms")
+print(f"one process: {n:,} parameters, {16 * n / 1e6:.1f} MB; losses", *(f"{loss:.5f}" for loss, _, _ in baseline))
 
 # %% [markdown]
 # ### Balise 1 · A mesh of ranks · about 10 min
 #
-# A mesh gives each rank a **place**, one coordinate an axis, as a number has digits. `sizes` says how many ranks each axis has, the
-# outermost first: in `{"pipeline": 2, "data": 3, "tensor": 4}`, ranks count up along `tensor` first.
+# A mesh gives each rank a **place**, one coordinate an axis, as a number has digits. `sizes` says how many ranks each
+# axis has, the outermost first. In `{"pipeline": 2, "data": 3, "tensor": 4}`:
 #
 # ```
 # rank 17 = (1 · 3 + 1) · 4 + 1        pipeline 1, data 1, tensor 1
 # ```
 #
-# - `rank_at(place, sizes)` is given: from digits to the number. Write the way back in `place_of(rank, sizes)`: fill `place`, 2 lines.
-#   In the end, `left` is what the axes could not take: 0 for a rank of the mesh.
-# - A **group** holds the ranks that differ in some axes only, and agree in all others: those that sum, or send, along these axes.
-#   `groups(axes, sizes)` returns all groups for a list of `axes`, a list of lists of ranks that count up. Fill `found`, whose keys are
-#   what the ranks of a group have in common: 3 lines.
+# - `place_of(rank, sizes)` reverses the given `rank_at`. Fill `place`. At the end, `left` is what the axes couldn't
+#   take: 0 for a rank of the mesh.
+# - A **group** has the ranks that differ in some axes and agree in all others. `groups(axes, sizes)` returns all groups
+#   for a list of `axes`, as lists of ascending ranks. Fill `found`, whose keys are what the ranks of a group have in
+#   common.
 #
 # <details><summary>Hint</summary>
 #
-# The last digit of 17 in tens is `17 % 10`, and `17 // 10` is left for the others; `divmod` gives both. For the groups, go through all
-# ranks: the key is a tuple of the coordinates that are *not* in `axes`, and `found.setdefault(key, []).append(rank)` collects.
+# `divmod(17, 10)` gives the last digit of 17, and what is left. For the groups, go through all ranks. The key is a
+# tuple of the coordinates that are *not* in `axes`, and `found.setdefault(key, []).append(rank)` collects.
 # </details>
 
 
@@ -209,10 +201,10 @@ def groups(axes, sizes):
 tp.check(1, place_of, rank_at, groups)
 
 # %% [markdown]
-# The order of the axes is a choice, and groups tell what it costs. In nodes of 8, which axes leave the node, and what does a GPU then
-# send over the network in a step? (*Estimates* for the best grid of the first table, in one chunk: rings, activations in 2 bytes, gradients in 4.)
+# The order of the axes is a choice. With the best grid of the first table in nodes of 8, what crosses the network?
+# (*Estimates*: rings, activations in 2 bytes, gradients in 4.)
 
-# %%
+# %% jupyter={"source_hidden": true}
 GRID = {"pipeline": 8, "data": 32, "tensor": 4}
 TOKENS = 2048 * 2048 // GRID["data"]  # of a data rank, in a step
 SENT = {
@@ -228,20 +220,19 @@ def away(axis, sizes, node=8):
     return sum(a // node != b // node for a, b in pairs) / len(pairs)
 
 
-print("GB a step that a GPU sends along each axis: " + ", ".join(f"{axis} {n / 1e9:.0f}" for axis, n in SENT.items()))
-print(f"\n{'outermost … innermost':<28}{'neighbours in another node':>34}{'GB over the network':>22}")
+rows = []
 for order in itertools.permutations(GRID):
     shares = {axis: away(axis, {name: GRID[name] for name in order}) for axis in GRID}
-    shown = ", ".join(f"{axis} {share:.0%}" for axis, share in shares.items())
-    print(f"{', '.join(order):<24}{shown:>38}{sum(SENT[axis] * share for axis, share in shares.items()) / 1e9:22.0f}")
+    rows.append([", ".join(order), *shares.values(), sum(SENT[axis] * share for axis, share in shares.items()) / 1e9])
+print("share of neighbours in another node, by axis, and what a GPU sends over the network in a step")
+report.table({"outermost … innermost": "{}"} | dict.fromkeys(GRID, "{:.0%}") | {"GB": "{:.0f}"}, rows)
 
 # %% [markdown]
-# Tensor innermost, or the network carries several times as much. Data comes next; the pipeline is left with the slow links, and bears
-# them.
+# With the tensor axis anywhere but innermost, the network carries several times as much.
 #
-# From here on, a rank asks its `Mesh`: `mesh.tensor`, `mesh.data` and `mesh.pipeline` are one axis each, with `rank` (this rank's
-# coordinate), `size` and `group` (for `dist.all_reduce(…, group=…)`). `mesh.ends` is the pair of first and last stage of this rank's
-# pipeline, None in between.
+# From here on, a rank asks its `Mesh`: `mesh.tensor`, `mesh.data` and `mesh.pipeline` are one axis each, with `rank`
+# (this rank's coordinate), `size` and `group` (for `dist.all_reduce(…, group=…)`). `mesh.ends` is the pair of first and
+# last stage.
 
 
 # %% tags=["setup"]
@@ -263,20 +254,21 @@ def make_mesh(sizes):
 # %% [markdown]
 # ### Balise 2 · One step on three axes · about 12 min
 #
-# `dlojz_tp.parallel` has what you built in 15 and 17: `SlicedBlock(block, ranks)` is a block cut over the ranks of one axis, `Entrance` and `Exit`
-# are embedding and head, a `Stage` is a list of such layers. `run_pipeline` goes forward and backward through all stages with some rows,
-# and leaves in `p.grad` the gradient of *their* mean loss. What is missing is where each thing belongs.
+# From practical works 15 and 17, `SlicedBlock(block, ranks)` cuts a block over the ranks of an axis, and `Entrance` and
+# `Exit` are embedding and head. `run_pipeline` goes forward and backward through all stages and leaves in `p.grad` the
+# gradient of the mean loss of *its* rows.
 #
-# - `part_of(model, mesh)`, this rank's `Stage`: its share of the blocks, those from `begin` to `end`, each cut (1 line).
-# - **Tied words.** With `model.config.tied_head`, embedding and head are one weight used twice; its gradient is the sum of both uses. On a single stage,
-#   make it one: the Exit's `words` are the Entrance's (2 lines). On several, first and last stage hold a copy each, with `p.tied` True.
-# - `hybrid_step`: `tokens` is the whole batch, on all ranks. Take this data rank's `rows`, as `tensor_split` cuts them (1 line). Then
-#   turn each `p.grad` into that of the whole batch's **mean** loss, and bring tied copies together (4 lines).
+# - `part_of(model, mesh)`, this rank's `Stage`: its blocks, from `begin` to `end`, each cut.
+# - **Tied words.** With `model.config.tied_head`, embedding and head are one weight with two uses. On a single stage,
+#   make the Exit's `words` the Entrance's. On several, the first and last stage hold a copy each, with `p.tied` True.
+# - `hybrid_step`: from `tokens`, the whole batch, take this data rank's `rows`, as `tensor_split` cuts them. Then turn
+#   each `p.grad` into that of the whole batch's **mean** loss, and add up the tied copies.
 #
 # <details><summary>Hint</summary>
 #
-# `tokens.tensor_split(n)` gives n shares. A mean over the batch is the sum over data ranks of each mean, times its rows over all rows. Tensor
-# ranks have talked in `run_pipeline` already. Tied copies are in `mesh.ends.group`, if there are several stages.
+# `tokens.tensor_split(n)` gives n shares. A mean over the batch is the sum over data ranks of each mean, times its rows
+# over all rows. `run_pipeline` has done the sums over tensor ranks. Tied copies are in `mesh.ends.group`, if there are
+# several stages.
 # </details>
 
 
@@ -322,9 +314,6 @@ def hybrid_step(part, mesh, tokens, n_micro_batches):
 # %%
 tp.check(2, part_of, hybrid_step)
 
-# %% [markdown]
-# All later cells train through one function: mesh, part of the model, optimizer, and a function that does a whole step.
-
 
 # %% tags=["setup"]
 def trainer(sizes, config, n_micro_batches=1, dtype=torch.float32):
@@ -345,21 +334,76 @@ def trainer(sizes, config, n_micro_batches=1, dtype=torch.float32):
 
 
 # %% [markdown]
+# ## Measure again
+#
+# The same model and batches, on 2 × 2 × 2 ranks:
+
+# %%
+AXES = ("tensor", "pipeline", "data")
+most = tp.predict("In a step of 2 × 2 × 2, along which axis does a rank hand in most bytes?", ..., choices=AXES)
+
+# %% jupyter={"source_hidden": true}
+SIZES = {"pipeline": 2, "data": 2, "tensor": 2}
+
+
+def bytes_sent(work):
+    """{collective: bytes that this rank hands in} while it works."""
+    with measure.Communications() as log:
+        work()
+    found = {}
+    for entry in log.entries():
+        if entry["kind"] != "phase" and entry["name"] != "recv":
+            found[entry["name"]] = found.get(entry["name"], 0) + entry["bytes"]
+    return found
+
+
+def on_the_grid():
+    """On a rank: (its loss of each step, None in between; bytes that it holds; bytes that it hands in, by axis)."""
+    mesh, part, step = trainer(SIZES, SMALL, 4)
+    losses = [step(token_batch(k)) for k in range(3)]
+    rows = token_batch(0).tensor_split(SIZES["data"])[mesh.data.rank]
+    inside = bytes_sent(lambda: run_pipeline(part, mesh, rows, 4))
+    whole = bytes_sent(lambda: step(token_batch(0)))
+    tied = sum(4 * p.numel() for p in part.parameters() if p.tied)
+    sums = whole["all_reduce"] - inside["all_reduce"]
+    sent = {"tensor": inside["all_reduce"], "pipeline": inside["send"], "data": sums - tied, "tied words": tied}
+    return (
+        [None if loss is None else loss.item() for loss in losses],
+        16 * sum(p.numel() for p in part.parameters()),
+        sent,
+    )
+
+
+# %%
+ranks = launch.ranks(on_the_grid, n=8, timeout=120)
+last = [losses for losses, _, _ in ranks if losses[0] is not None]  # of the last stages
+held, sent = ranks[0][1:]
+print("losses: one process", *(f"{loss:.5f}" for loss, _, _ in baseline))
+print("        your grid  ", *(f"{sum(step) / len(last):.5f}" for step in zip(*last)))
+print(f"one process holds {16 * n / 1e6:.1f} MB, rank 0 holds {held / 1e6:.1f} MB: {16 * n / held:.1f} times less")
+report.table({"rank 0 hands in, along": "{}", "bytes a step": "{:,}"}, list(sent.items()))
+most.shows(
+    max(AXES, key=sent.get),
+    why="A layer sums four activations for each token, and a gradient travels once a step. More tokens, more for tensor.",
+)
+
+# %% [markdown]
+# Tensor and pipeline ranks share the weights. The two data ranks hold the same ones, unless ZeRO shards them.
+#
 # ### Balise 3 · The norm and the loss over the grid · further · about 9 min
 #
-# To clip, each rank needs the norm of the **whole** model's gradient: one that clipped by its own part would scale it by another factor
-# than its neighbours. No rank holds the whole, and some things are held more than once.
+# To clip, each rank needs the norm of the **whole** model's gradient.
 #
-# - `total_norm(part, mesh)`: each rank adds up squares of what *it* counts, then they are summed over the ranks that hold other
-#   parts. Each parameter of the model counts once. `p.cut`: other tensor ranks have other parts of it (else all hold it whole);
-#   `p.tied`: words, at both ends of a pipeline. Write `copy`, True where another rank counts this gradient (1 line), and the sums (2 lines).
-# - `total_loss(loss, n_rows, mesh)`: only last stages know a `loss`, each that of its own `n_rows` rows. Given is what each rank has to
-#   add. Write the sums and the mean of the whole batch (3 lines).
+# - `total_norm(part, mesh)`: each parameter counts once. If `p.cut`, the other tensor ranks hold other parts of it,
+#   else copies. If `p.tied`, both ends of a pipeline hold it. Write `copy`, True where another rank counts this
+#   gradient, and the sums over the ranks that hold other parts.
+# - `total_loss(loss, n_rows, mesh)`: only last stages have a `loss`, the mean of their own `n_rows` rows. `sums` is
+#   what each rank adds. Write the sums, and the mean of the whole batch.
 #
 # <details><summary>Hint</summary>
 #
-# Data ranks hold the same gradient, but other rows. All ranks of a group call a collective, those too that have only a zero to add. Let
-# the first tensor rank and the first stage count.
+# Data ranks hold the same gradient, but other rows. All ranks of a group must call a collective, also those that add
+# zero. Let the first tensor rank and the first stage count.
 # </details>
 
 
@@ -396,18 +440,12 @@ def total_loss(loss, n_rows, mesh):
 tp.check(3, total_norm, total_loss)
 
 # %% [markdown]
-# ## Our grid beside PyTorch's · further
+# ### Your grid beside PyTorch's · further
 #
-# Your step on 2 × 2 × 2, against one process and against PyTorch's own pieces in the same mesh: `init_device_mesh`,
-# `parallelize_module` inside the layers, `fully_shard` over the data ranks, `Schedule1F1B` over the stages. None of these knows of a
-# weight on two stages, so here the head is not tied. Guess before you run the cells.
+# PyTorch has `parallelize_module`, `fully_shard` and `Schedule1F1B`. None of them ties a weight on two stages, so here
+# the head is untied.
 
-# %%
-AXES = ("tensor", "pipeline", "data")
-most = tp.predict("In a step of 2 × 2 × 2, along which axis does a rank hand in most bytes?", ..., choices=AXES)
-
-
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -478,24 +516,12 @@ def torch_trainer(sizes, config, n_micro_batches):
     return stage, step
 
 
-# %%
-SIZES = {"pipeline": 2, "data": 2, "tensor": 2}
+# %% jupyter={"source_hidden": true}
 TWO_BLOCKS = replace(SMALL, layers=2, max_length=64, tied_head=False)
 
 
-def bytes_sent(work):
-    """{collective: bytes that this rank hands in} while it works."""
-    with measure.Communications() as log:
-        work()
-    found = {}
-    for entry in log.entries():
-        if entry["kind"] != "phase" and entry["name"] != "recv":
-            found[entry["name"]] = found.get(entry["name"], 0) + entry["bytes"]
-    return found
-
-
 def side_by_side():
-    """On a rank: (losses and norms of both, this rank's bytes by axis, race)."""
+    """On a rank: (losses and norms of both, race)."""
     warnings.filterwarnings("ignore", "FSDP2-wrapped")  # the scores are a view; nobody changes them
     logging.getLogger("torch.distributed.tensor").setLevel("ERROR")  # sums over two axes, one after the other
     n_rows, batches = BATCH // SIZES["data"], [token_batch(step, 64) for step in range(2)]
@@ -506,51 +532,30 @@ def side_by_side():
         loss, torchs = (total_loss(step(tokens), n_rows, mesh) for step in (ours, theirs))
         square = sum(p.grad.norm().full_tensor() ** 2 for p in stage.parameters())
         found.append([float(x) for x in (loss, total_norm(part, mesh), torchs, square.sqrt())])
-    rows = batches[0].chunk(SIZES["data"])[mesh.data.rank]
-    inside = bytes_sent(lambda: run_pipeline(part, mesh, rows, 4))
-    whole = bytes_sent(lambda: ours(batches[0]))
-    sent = {
-        "tensor": inside["all_reduce"],
-        "pipeline": inside["send"],
-        "data": whole["all_reduce"] - inside["all_reduce"],
-    }
     steps = {"yours": lambda: ours(batches[0]), "PyTorch's": lambda: theirs(batches[0])}
-    return found, sent, measure.race(steps, 2, warmup=0, calls=1, device=launch.device())
+    return found, measure.race(steps, 2, warmup=0, calls=1, device=launch.device())
 
 
 alone = launch.ranks(one_process, TWO_BLOCKS, 2, n=1, timeout=60)[0]
 sides = launch.ranks(side_by_side, n=8, timeout=240)
-print(f"{'':<8}{'one process':>24}{'your grid':>24}{'PyTorch: loss':>18}{'norm, stage 0':>15}{'stage 1':>10}")
+rows = []
 for step, (loss, norm, _) in enumerate(alone):
     (yours, total, torchs, first), last = sides[0][0][step], sides[-1][0][step][3]
-    print(
-        f"step {step}  {f'loss {loss:.5f}, norm {norm:.5f}':>24}{f'{yours:.5f}, {total:.5f}':>24}{torchs:18.5f}{first:15.5f}{last:10.5f}"
-    )
-print("\nbytes that rank 0 hands in, in a step: " + ", ".join(f"{axis} {n:,}" for axis, n in sides[0][1].items()))
-print(f"\n{sides[0][2]}\n")
-most.shows(
-    max(AXES, key=sides[0][1].get),
-    why="A layer sums four activations for each token, and a gradient goes once a step: the more tokens, the more tensor leads.",
-)
+    rows += [[f"loss, step {step}", loss, yours, torchs, None], [f"norm, step {step}", norm, total, first, last]]
+numbers = dict.fromkeys(("one process", "your grid", "PyTorch, stage 0", "stage 1"), "{:.5f}")
+report.table({"": "{}"} | numbers, rows)
+print(f"\n{sides[0][1]}")
 
 # %% [markdown]
-# The same losses. PyTorch's norm is that of a stage: a `DTensor` knows of the axes that cut *it*, and no tensor is cut
-# over a pipeline. The squares of the two stages add up to yours. Anyone who trains with these pieces writes that line by
-# hand, as you did (torchtitan does), and calls `full_tensor()` first: `.item()` of a `DTensor`'s norm is a shard's alone.
-# Much of PyTorch's time here is spent around the products: an operation on a `DTensor` looks up how its arguments are
-# cut, and wraps its result.
-
-# %% [markdown]
+# PyTorch's norm is that of a stage. The squares of the two stages add up to yours.
+#
 # ## Which grid?
 #
-# The step is right on every grid. The best one depends on two numbers: the bytes of the fullest rank, which must fit,
-# and the seconds of a step. The planner (`python -m dlojz_tp plan`) predicts both. In the four balises that follow you
-# write its heart yourself, and hold it against runs here and ten published ones. `planner.GPT` and `planner.Layout`
-# also have methods that compute these things (`Layout.in_flight`, `GPT.flops`). Use only their fields: the methods are
-# what you are about to write. Gradients take 4 bytes here, as Megatron-LM adds them up in float32: a parameter takes 18
-# bytes, not the 16 of earlier works.
+# Two numbers decide: the bytes of the fullest rank, which must fit, and the seconds of a step. Balise 6 uses
+# predictions of both, your own (balises 4 and 5) or the course's. Use the fields of `planner.GPT` and `planner.Layout`,
+# not their methods. A parameter takes 18 bytes: its gradient takes 4, added up in float32.
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 MIXED = {  # bytes, bfloat16 with Adam, attention fused
     "parameter": 2, "gradient": 4, "optimizer": 12,  # of each parameter
     "whole": 10, "cut": 24,  # of a layer, for each token and channel: at norms and dropouts; between them, where heads are cut
@@ -561,22 +566,21 @@ MIXED = {  # bytes, bfloat16 with Adam, attention fused
 # %% [markdown]
 # ### Balise 4 · The memory of a rank · further · about 9 min
 #
-# Each axis divides a part of its own. *Tensor* ranks share out matrices; norms, and biases behind a sum, are whole on each
-# (`stage_parameters` is given). A *pipeline* shares out layers, but its first stages keep micro-batches in flight. *ZeRO*
-# shares out, over the `d` data ranks, the optimizer's states (`zero` 1), gradients as well (2), parameters as well (3).
+# Complete `rank_memory`, in bytes. `widths` is a table such as `MIXED`.
 #
-# Complete `rank_memory`, which returns bytes; `widths` is a table such as `MIXED`.
-#
-# - `"parameters"`, `"gradients"`, `"optimizer"` of the stage's `n` parameters: 3 lines.
-# - `"activations"`. `everything` is what one layer keeps of one micro-batch for backward. With recomputation (`full`) it keeps only its
-#   input, `tokens · width` numbers, cut over `sharing` ranks (given); the one layer that is being recomputed holds `everything` on top. How many
-#   micro-batches are in flight: all `m` with `"GPipe"`; with `"1F1B"` as many as there are stages from this one on, at most `m`. 2
-#   lines, then 1: all of this, and `logits`.
+# - `"parameters"`, `"gradients"` and `"optimizer"` of the stage's `n` parameters. ZeRO shards over the `d` data ranks:
+#   the optimizer states (`zero` 1), also the gradients (2), also the parameters (3).
+# - `kept`: what one layer keeps of one micro-batch. This is `everything`, or with recomputation (`full`) only its
+#   input, `tokens · width` numbers, cut over `sharing` ranks.
+# - `in_flight`: all `m` micro-batches with `"GPipe"`; with `"1F1B"` as many as there are stages from this one on, at
+#   most `m`.
+# - `"activations"`: what all layers keep of the micro-batches in flight, with `full` also `everything` of the one layer
+#   being recomputed, and `logits`.
 #
 # <details><summary>Hint</summary>
 #
-# `layout` has `schedule` and `pipeline` (the number of stages); a stage has `model.layers // layout.pipeline` layers. Compute one layer's bytes
-# for one micro-batch first, then multiply.
+# `layout` has `schedule` and `pipeline`, the number of stages. A stage has `model.layers // layout.pipeline` layers. A
+# number of a layer's input takes `widths["input"]` bytes.
 # </details>
 
 
@@ -623,22 +627,18 @@ def rank_memory(model, layout, stage, widths):
 tp.check(4, stage_parameters, rank_memory)
 
 # %% [markdown]
-# ## Predicted beside measured
+# ### Predicted beside measured · further
 #
-# Six grids of the same 8 ranks train the same small model, three steps each. Each rank counts the bytes of its living
-# tensors, and rank 0 looks at the clock. The bytes are those of float32 on a processor, so `HERE` takes the place of
-# `MIXED`. A block of ours keeps two norms' inputs and outputs (whole: $4 \times 4$ bytes a token and channel), and
-# queries, keys, values, the attention's output (4), and both sides of the GELU, which are four times as wide (2 × 4):
-# cut, $12 \times 4$.
+# Six grids of 8 ranks train the small model, and each rank counts the bytes of its living tensors.
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 SMALL_GPT = planner.GPT(128, 4, 8, sequence=32, vocabulary=512)  # the same, as the planner knows it
 GRIDS = (1, 1, 8), (1, 2, 4), (1, 4, 2), (2, 2, 2), (4, 2, 1), (8, 1, 1)  # tensor, pipeline, data
 SIX = [planner.Layout(t, p, d, BATCH // d // (2 * p), 2 * p) for t, p, d in GRIDS]  # micro-batches: twice the stages
 HERE = {"parameter": 4, "gradient": 4, "optimizer": 8, "whole": 16, "cut": 48, "input": 4, "logit": 16}
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def quickest_of(work, times):
     """Seconds of `work` on all ranks together, the least of so many times."""
     found = []
@@ -672,15 +672,11 @@ def walked():
     return launch.ranks(walk, SIX, n=8, timeout=240)
 
 
-# %% [markdown]
-# 1 × 1 × 8 (tensor × pipeline × data) holds the whole model on each rank. Guess before you run the next cells.
-
-
 # %%
 eighth = tp.predict("Which share of a 1 × 1 × 8 rank's bytes does a rank of 8 × 1 × 1, eight tensor ranks, need?", ...)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def beside(model, layout, stage):
     """What our step holds besides: outputs kept until their message has arrived; one layer's gradients for a moment."""
     tokens, h, t = model.sequence * layout.micro_batch, model.width, layout.tensor
@@ -703,21 +699,19 @@ def name_of(layout):
 
 
 def show_memory():
-    print("the fullest rank\ntensor × pipeline × data   predicted   measured    error   share of the first")
-    whole = max(rank[0][0] for rank in walked())
+    rows, whole = [], max(rank[0][0] for rank in walked())
     for k, layout in enumerate(SIX):
-        parts, peak = predicted(layout), max(rank[k][0] for rank in walked())
-        total = sum(parts.values())
-        print(
-            f"{name_of(layout):>24} {total / 1e6:8.2f} MB {peak / 1e6:7.2f} MB {total / peak - 1:+8.1%} {peak / whole:15.1%}"
-        )
+        total, peak = sum(predicted(layout).values()), max(rank[k][0] for rank in walked())
+        rows.append([name_of(layout), total / 1e6, peak / 1e6, total / peak - 1, peak / whole])
+    columns = {"predicted MB": "{:.2f}", "measured MB": "{:.2f}", "error": "{:+.1%}", "share of the first": "{:.0%}"}
+    report.table({"fullest rank": "{}"} | columns, rows)
 
 
 show_memory()
 eighth.shows(
     max(rank[-1][0] for rank in walked()) / max(rank[0][0] for rank in walked()),
     "{:.2f}",
-    "Eight tensor ranks take 8 sequences at once where a data rank took 1, and all that norms keep is whole on each.",
+    "Eight tensor ranks process 8 sequences at once where a data rank has 1, and what norms keep is whole on each.",
 )
 
 
@@ -741,30 +735,21 @@ def draw_memory():
 draw_memory()
 
 # %% [markdown]
-# Pipelines disappoint too: in 4 stages × 2, the first stage holds the embedding besides its layers, and as many micro-batches in
-# flight as there are stages. Pipelines share out states, not activations.
-
-# %% [markdown]
 # ### Balise 5 · The time of a step · further · about 9 min
 #
-# Five things take a rank's time: what it computes, the sums over its tensor ranks, waiting for other stages (the bubble), their
-# messages, and the gradients' way over the data ranks. Only what nothing hides counts.
-#
-# - `stage_time`, one micro-batch on one stage, forward and backward. Write `products`, the seconds that a layer's
-#   products take: a forward has $24bsh^2 + 4bs^2h$ operations, a backward twice as many, recomputation (`full`) adds a
-#   forward; the $t$ ranks share them, at `speed` operations a second. And return, for all `layers`, (computing, waiting
-#   for sums): a layer computes its products, then moves the `moved` bytes of all else at the card's `bandwidth`, never both at once; two
-#   all-reduces in forward, two in backward, each takes `total` (recomputation repeats those of the forward), and of all
-#   together `hidden` seconds run beside products. 2 lines.
-# - `step_time`, all $m$ micro-batches on $p$ stages. `"compute"` and `"tensor"` are $m$ times a stage's, each micro-batch with the `head` on
-#   top; `"pipeline"` is messages that are `waited` for. The `"bubble"` is as long as $p - 1$ micro-batches on a stage (without the
-#   head), $v$ times shorter with $v$ chunks. `"data"` is `data_time` (given). Its gradients can hide `beside` the last micro-batch's backward,
-#   which takes 2/3 of `compute`, `stage_time`'s first number: a forward is the other third. 3 lines.
+# - `stage_time`, one micro-batch on one stage. `products`: the seconds of a layer's products. A forward has
+#   $24bsh^2 + 4bs^2h$ operations, a backward twice as many, and recomputation (`full`) adds a forward. The $t$ ranks
+#   share them, at `speed`. Return (computing, waiting for sums) for all `layers`. After its products, a layer moves
+#   `moved` bytes at the card's `bandwidth`. Its all-reduces, two in forward and two in backward, take `total` seconds
+#   each, minus `hidden` for all together.
+# - `step_time`: `"compute"` and `"tensor"` are $m$ times a stage's, each micro-batch with `head` on top. `"pipeline"`
+#   is `waited` messages. `"bubble"` is $p - 1$ micro-batches on a stage, without the head, $v$ times shorter with $v$
+#   chunks. `"data"` is `data_time`, `beside` 2/3 of `stage_time`'s computing.
 #
 # <details><summary>Hint</summary>
 #
-# `moved / cluster.card.bandwidth` seconds. With `full`, the forward's two all-reduces come once more. A micro-batch in the bubble takes
-# `compute + tensor`.
+# `moved / cluster.card.bandwidth` seconds. With `full`, the forward's two all-reduces come once more. A micro-batch in
+# the bubble takes `compute + tensor`.
 # </details>
 
 
@@ -818,29 +803,26 @@ def step_time(model, layout, cluster):
 tp.check(5, stage_time, data_time, step_time)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def show_times():
     """Where a step of 175 billion parameters goes on 1,024 H100s, by grid; the planner's seconds beside yours."""
     model, cluster = planner.GPT(12288, 96, 96), planner.Cluster(planner.H100)
     names = ("compute", "tensor", "bubble", "pipeline", "data")
-    print(
-        "estimate: 1,536 sequences a step\ntensor × pipeline × data   seconds  "
-        + " ".join(f"{n:>9}" for n in names)
-        + "   planner"
-    )
+    rows = []
     for t, p, d in ((1, 32, 32), (2, 16, 32), (4, 8, 32), (8, 8, 16), (8, 2, 64)):
         layout = planner.Layout(t, p, d, 1, 1536 // d, zero=1, sequence_parallel=t > 1)
         parts = step_time(model, layout, cluster)
         total = sum(parts.values())
-        shares = " ".join(f"{parts[name] / total:9.1%}" for name in names)
-        print(f"{name_of(layout):>24} {total:9.2f}   {shares} {planner.step_time(model, layout, cluster).total:9.2f}")
+        shares = [parts[name] / total for name in names]
+        rows.append([name_of(layout), total, *shares, planner.step_time(model, layout, cluster).total])
+    columns = {"estimate": "{}", "seconds": "{:.2f}"} | dict.fromkeys(names, "{:.1%}") | {"planner": "{:.2f}"}
+    report.table(columns, rows)
 
 
 show_times()
 
 # %% [markdown]
-# More tensor ranks wait longer for their sums, more stages for each other, more data ranks for their gradients: each axis has its own
-# price, and the cheapest grid is a compromise. The planner counts more, hides a little more, and says nearly the same.
+# More tensor ranks wait longer for sums, more stages for each other, more data ranks for gradients.
 
 
 # %% tags=["setup"]
@@ -850,16 +832,16 @@ def divisors(n):
 
 
 # %% [markdown]
-# ### Balise 6 · The search · further · about 10 min
+# ### Balise 6 · The search · about 10 min
 #
-# Which grids are possible? All that **divide**, and of them those that **fit**. There are so few that one can try them all.
+# The grids that **divide** and **fit** are so few that you can try them all. `search` returns
+# `(seconds, bytes, layout)` of each, the quickest first. Write
 #
-# `search` returns `(seconds, bytes, layout)` of each, the quickest first. Write
-#
-# - `grids`, a list of `(t, p, d)`: $t\,p\,d$ is `gpus`; $t$ divides the heads, and a node of `node` GPUs (or all, if they are fewer), for
-#   tensor ranks must not be torn over nodes; $p$ divides the layers; $d$ divides `batch`, in sequences. About 6 lines; `layouts` is made of them.
-# - `found`, the layouts that take at most `usable` bytes, and what is returned: `memory(layout)`, in `sizes` already, and
-#   `seconds(layout)` predict. Of equally quick ones the one with fewer bytes comes first. 2 lines.
+# - `grids`, a list of `(t, p, d)`: $t\,p\,d$ is `gpus`; $t$ divides the heads, and a node of `node` GPUs (or all GPUs,
+#   if they are fewer); $p$ divides the layers; $d$ divides `batch`.
+# - `found`, the layouts that take at most `usable` bytes. `sizes` has the bytes, and `seconds(layout)` predicts the
+#   time.
+# - what is returned. Of equally quick ones, the one with fewer bytes comes first.
 #
 # <details><summary>Hint</summary>
 #
@@ -903,14 +885,54 @@ def search(model, gpus, batch, node, memory, seconds, usable):
 tp.check(6, search)
 
 # %% [markdown]
-# ## Predicted order, measured order
-#
-# Can a model that was made for 1,024 GPUs rank the six grids on this machine? It needs three numbers of it: a message's latency,
-# a link's bandwidth, and what a rank computes while 7 others compute beside it. (Our step sends each gradient by itself, so `data_time` is
-# asked tensor by tensor.) Spearman's rank correlation says how good the order is: 1 for the same, 0 for none, −1 for the reverse.
+# Now search 1,024 H100s, for 175 billion and for 1,000 billion parameters:
+
+# %% jupyter={"source_hidden": true}
+LARGE = {"175B": (planner.GPT(12288, 96, 96), 1536), "1T": (planner.GPT(25600, 128, 160), 3072)}
+FASTER = {"as it is": (), "network × 2": ("network",), "links × 2": ("link",), "both × 2": ("network", "link")}
+
+
+def found_for(name, faster=()):
+    """(what `search` finds on 1,024 H100s, the cluster), these of a card's bandwidths being twice as high."""
+    card = replace(planner.H100, **{key: 2 * getattr(planner.H100, key) for key in faster})
+    (model, batch), cluster = LARGE[name], planner.Cluster(card)
+
+    def memory(layout):
+        return max(sum(rank_memory(model, layout, stage, MIXED).values()) for stage in {0, layout.pipeline - 1})
+
+    def seconds(layout):
+        return sum(step_time(model, layout, cluster).values())
+
+    return search(model, 1024, batch, cluster.node, memory, seconds, 0.9 * card.memory), cluster
+
+
+def show_large():
+    """For each model: how many layouts fit, the quickest ones and the slowest."""
+    for name, (model, batch) in LARGE.items():
+        plans, cluster = found_for(name)
+        rows = []
+        for seconds, size, layout in [*plans[:4], plans[-1]]:
+            mfu = model.flops(batch) / seconds / 1024 / cluster.peak
+            rows.append([name_of(layout), layout.micro_batch, layout.recomputation, seconds, size / 1e9, mfu])
+        print(f"\nestimate, {name}, {batch} sequences: {len(plans)} layouts fit, the last row is the slowest")
+        columns = {"t × p × d": "{}", "micro-batch": "{}", "recomputed": "{}"}
+        report.table(columns | {"seconds": "{:.1f}", "GB": "{:.0f}", "MFU": "{:.1%}"}, rows)
+        best = planner.search(model, cluster, 1024, batch)[0]
+        one = best.layout
+        also = f"{name_of(one)}, {one.chunks} chunks, {best.time.total:.1f} s"
+        print(f"the planner, which also tries chunks and ZeRO 2 and 3: {also}")
 
 
 # %%
+show_large()
+
+# %% [markdown]
+# ### Predicted order, measured order · further
+#
+# Can this model rank the six grids on this machine? A rank correlation of 1 is the same order, −1 the reverse.
+
+
+# %% jupyter={"source_hidden": true}
 def machine():
     """On a rank: (latency of a message, bytes a second of a link, operations a second of a rank), all 8 ranks busy."""
     torch.set_num_threads(1)
@@ -951,10 +973,11 @@ def show_order():
     print(f"measured here: {1e6 * cluster.latency:.0f} µs a message, {cluster.card.link / 1e6:.0f} MB/s a link, "
           f"{cluster.peak / 1e9:.1f} GFLOP/s a rank of 8")  # fmt: skip
     guesses = [seconds_here(layout, cluster) for layout in SIX]
-    print("tensor × pipeline × data   predicted   measured   what is predicted to cost most")
+    rows = []
     for layout, parts, took in sorted(zip(SIX, guesses, seconds), key=lambda row: row[2]):
-        most = max(parts, key=parts.get)
-        print(f"{name_of(layout):>24} {1e3 * sum(parts.values()):8.0f} ms {1e3 * took:7.0f} ms   {most}")
+        rows.append([name_of(layout), 1e3 * sum(parts.values()), 1e3 * took, max(parts, key=parts.get)])
+    columns = {"t × p × d": "{}", "predicted ms": "{:.0f}", "measured ms": "{:.0f}", "predicted to cost most": "{}"}
+    report.table(columns, rows)
     print(f"rank correlation {spearman([sum(parts.values()) for parts in guesses], seconds):+.2f}")
 
 
@@ -981,27 +1004,23 @@ def draw_order():
 draw_order()
 
 # %% [markdown]
-# A prediction that is wrong in its seconds can still be right in its order, and choosing needs the order alone. Ranks that share a processor's
-# cores are not in the model: one that waits in the bubble lends its core to others, and a sum waits for the rank that got a core last.
-
-# %% [markdown]
 # ### Balise 7 · The published table · further · about 7 min
 #
-# In 2021 the authors of Megatron-LM published ten runs, of 1.7 to 1,008 billion parameters, on 32 to 3,072 A100s. How well
-# does your model foretell them? It has two constants that no data sheet knows: the share of the peak that `products` reach, and
-# how often activations go through the memory (`traffic`). Choose them so that two of the runs come out; the other eight are a test.
+# Megatron-LM's authors published ten runs on 32 to 3,072 A100s (2021). No data sheet gives two constants of your model:
+# the share of the peak that `products` reach, and how often activations go through memory (`traffic`). Fit them to two
+# runs. The other eight are the test.
 #
-# `paper_flops`, the operations of a step as the paper counts them, is given. In `fit_constants(seconds, measured)`,
-# `seconds(k, products, traffic)` is your prediction for run k, 0 or 1. For one layout it is linear in $x_0 = 1 /
-# \mathrm{products}$ and $x_1 = \mathrm{traffic}$; but another layout may be the quickest with other constants. So go
-# there in steps, with Newton's method: the slopes at $x$ say which step would make both errors 0. `here`, `right` and
-# `up`, the two runs' seconds at $x$, a `step` farther in $x_0$ and in $x_1$, are given. Write `slopes` (2 × 2: a row for each run, a column for each of $x_0$ and $x_1$), and
-# move `x` so far that, by the slopes, the missing `measured` − `here` seconds are made up for; `step` stays 0.001. 2 lines.
+# In `fit_constants(seconds, measured)`, `seconds(k, products, traffic)` predicts run k, 0 or 1. Find
+# $x_0 = 1 / \mathrm{products}$ and $x_1 = \mathrm{traffic}$ with Newton's method. `here`, `right` and `up` are both
+# runs' seconds at $x$, and a `step` farther in $x_0$ and in $x_1$. Write
+#
+# - `slopes`, 2 × 2: a row for each run, a column for each of $x_0$ and $x_1$.
+# - the move of `x` that, by the slopes, makes up for the missing `measured` − `here` seconds.
 #
 # <details><summary>Hint</summary>
 #
-# Column j of the slopes is how both seconds change along $x_j$. `torch.linalg.solve(slopes, missing)`, where `missing` is
-# `measured`, as a tensor, minus `here`.
+# Column j of the slopes is how both seconds change along $x_j$. `torch.linalg.solve(slopes, missing)`, where `missing`
+# is `measured`, as a tensor, minus `here`.
 # </details>
 
 
@@ -1031,10 +1050,10 @@ def fit_constants(seconds, measured):
 tp.check(7, paper_flops, fit_constants)
 
 # %% [markdown]
-# The first and the last row give the constants. The paper says neither micro-batch nor chunks: for each run the quickest are taken.
+# The first and the last row give the constants, with the quickest micro-batch and chunks.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def known(run):
     """All layouts that agree with what is known of a published run."""
     t, p = run.only["tensor"], run.only["pipeline"]
@@ -1065,11 +1084,9 @@ def published():
 def show_table():
     products, traffic, rows = published()
     print(f"products {products:.3f} of the peak, activations {traffic:.2f} times through the memory (from two rows)")
-    print(" billions  counted    GPUs   TFLOP/s   predicted    error")
-    for k, (run, found) in enumerate(rows):
-        counted = stage_parameters(run.model, planner.Layout(), 0)[0] / 1e9
-        left = f"{run.billions:9.1f} {counted:8.1f} {run.gpus:7} {run.tflops:9} {found:11.1f} "
-        print(left + ("  (chosen so)" if k in (0, len(rows) - 1) else f"{found / run.tflops - 1:+8.1%}"))
+    errors = [None, *(found / run.tflops - 1 for run, found in rows[1:-1]), None]
+    columns = {"billions": "{:.1f}", "GPUs": "{}", "TFLOP/s published": "{}", "predicted": "{:.1f}", "error": "{:+.1%}"}
+    report.table(columns, [[run.billions, run.gpus, run.tflops, found, e] for (run, found), e in zip(rows, errors)])
     worst = max(abs(found / run.tflops - 1) for run, found in rows[1:-1])
     flat = (rows[0][0].tflops + rows[-1][0].tflops) / 2
     plain = max(abs(flat / run.tflops - 1) for run, _ in rows[1:-1])
@@ -1098,56 +1115,9 @@ def draw_table():
 draw_table()
 
 # %% [markdown]
-# Two numbers foretell eight runs, but the last line printed keeps us modest: all were tuned by experts, and came out so close together
-# that one number for all of them is not far off. A layout that nobody would choose is a harder test: `python benchmarks/plan.py` has some.
-
-# %% [markdown]
-# ## Past this machine · further
+# ## Beyond this machine · further
 #
-# 1,024 H100s in nodes of 8: 175 billion parameters with 1,536 sequences a step, and 1,000 billion with 3,072. Your search, with
-# your memory and your seconds, tries all grids (estimates, with the constants of 2021's A100s).
-
-
-# %%
-LARGE = {"175B": (planner.GPT(12288, 96, 96), 1536), "1T": (planner.GPT(25600, 128, 160), 3072)}
-FASTER = {"as it is": (), "network × 2": ("network",), "links × 2": ("link",), "both × 2": ("network", "link")}
-
-
-def found_for(name, faster=()):
-    """(what `search` finds on 1,024 H100s, the cluster), these of a card's bandwidths being twice as high."""
-    card = replace(planner.H100, **{key: 2 * getattr(planner.H100, key) for key in faster})
-    (model, batch), cluster = LARGE[name], planner.Cluster(card)
-
-    def memory(layout):
-        return max(sum(rank_memory(model, layout, stage, MIXED).values()) for stage in {0, layout.pipeline - 1})
-
-    def seconds(layout):
-        return sum(step_time(model, layout, cluster).values())
-
-    return search(model, 1024, batch, cluster.node, memory, seconds, 0.9 * card.memory), cluster
-
-
-def show_large():
-    for name, (model, batch) in LARGE.items():
-        plans, cluster = found_for(name)
-        print(
-            f"\n{name}, {batch} sequences: {len(plans)} layouts fit\n   t ×  p ×   d  micro-batch  recomputed   seconds   GB    MFU"
-        )
-        for seconds, size, layout in plans[:4] + plans[-1:]:
-            mfu = model.flops(batch) / seconds / 1024 / cluster.peak
-            grid = f"{layout.tensor:4} × {layout.pipeline:2} × {layout.data:3} {layout.micro_batch:8} {layout.recomputation:>14}"
-            print(
-                f"{grid} {seconds:12.1f} {size / 1e9:5.0f} {mfu:6.1%}{'   the slowest' if layout is plans[-1][2] else ''}"
-            )
-        best = planner.search(model, cluster, 1024, batch)[0]
-        one = best.layout
-        print(
-            f"the planner, which also tries chunks and ZeRO 2 and 3: {name_of(one)}, {one.chunks} chunks, {best.time.total:.1f} s"
-        )
-
-
-show_large()
-
+# Your search again, with bandwidths twice as high:
 
 # %%
 quicker = tp.predict(
@@ -1155,18 +1125,19 @@ quicker = tp.predict(
 )
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def show_faster():
-    print("       bandwidths      t ×  p ×   d   seconds   quicker   compute tensor bubble   data")
+    rows, names = [], ("compute", "tensor", "bubble", "data")
     for name, (model, _) in LARGE.items():
         for words, faster in FASTER.items():
             plans, cluster = found_for(name, faster)
             seconds, _, layout = plans[0]
             first = found_for(name)[0][0][0]
             parts = step_time(model, layout, cluster)
-            shares = " ".join(f"{parts[part] / seconds:6.1%}" for part in ("compute", "tensor", "bubble", "data"))
-            grid = f"{layout.tensor:4} × {layout.pipeline:2} × {layout.data:3}"
-            print(f"{name:>5} {words:>12} {grid} {seconds:9.2f} {first / seconds - 1:9.1%}    {shares}")
+            shares = [parts[part] / seconds for part in names]
+            rows.append([name, words, name_of(layout), seconds, first / seconds - 1, *shares])
+    columns = {"model": "{}", "bandwidths": "{}", "t × p × d": "{}", "seconds": "{:.2f}", "quicker": "{:.1%}"}
+    report.table(columns | dict.fromkeys(names, "{:.1%}"), rows)
 
 
 show_faster()
@@ -1201,40 +1172,33 @@ def draw_large():
 draw_large()
 
 # %% [markdown]
-# Faster links also move the best grid. With more tensor ranks for the same price a micro-batch takes less time, there are fewer data ranks or stages,
-# and what is gained is bubble.
-
-# %% [markdown]
-# ## Questions
+# ## Three questions
 #
-# <details><summary>Why is the pipeline's axis the outermost in the mesh, and not the data ranks'?</summary>
+# <details><summary>Why is the pipeline's axis the outermost in the mesh, and not the data axis?</summary>
 #
-# What crosses a cut is one activation for a micro-batch, from one rank to one: it bears the slowest links. Gradients
-# are more bytes, in all-reduces between all data ranks. Llama 3 had its data ranks outermost: their messages can start
-# early and hide. Count the bytes over each link, as the cell after balise 1 does, and what hides.
+# A cut sends one activation for a micro-batch from one rank to one, so it can use the slowest links. Gradients are more
+# bytes, in all-reduces between all data ranks. Llama 3 had its data ranks outermost: their messages can start early and
+# hide.
 # </details>
 #
-# <details><summary>ZeRO 3 also shares out the parameters, and 1,024 data ranks fit without any other axis. Why is that not the end of it?</summary>
+# <details><summary>With ZeRO 3, 1,024 data ranks fit without any other axis. Why isn't that enough?</summary>
 #
-# Each data rank needs a row of its own: 1,024 sequences at least, more than a training may bear. And it gathers the parameters for
-# each micro-batch, however few tokens that has; the first table says what that costs. Where batches are large and links quick it is a good
-# answer, and the simplest.
+# Each data rank needs a sequence: 1,024 at least, more than a training may allow. And it gathers the parameters for
+# each micro-batch, however few tokens that has. With large batches and fast links it is a good answer, and the
+# simplest.
 # </details>
 #
-# <details><summary>A run on 2 × 4 × 128 breaks down, and you get 512 GPUs to go on. What must be in the checkpoint?</summary>
+# <details><summary>A run on 2 × 4 × 128 fails, and you get 512 GPUs to go on. What must be in the checkpoint?</summary>
 #
-# For each piece, which part of which parameter it is: then any other grid can load it, optimizer states too. With half of the data ranks,
-# and the batch and its order as before, each takes twice as many micro-batches, and the same run goes on.
+# For each piece, which part of which parameter it is, optimizer states too. Then any other grid can load it. With half
+# of the data ranks, and the batch and its order as before, each takes twice as many micro-batches.
 # </details>
-
-# %% [markdown]
-# ## In one paragraph
 #
-# A mesh gives each rank a place, and each axis its groups: tensor ranks next to each other, for they talk in every layer; stages
-# farthest apart, for they send least. One step on all three is one process's step, if each sum runs over the ranks that hold different
-# terms of it, and over no others: data ranks for gradients, both ends for tied words, all but copies for the norm. Which grid is best is
-# a question of arithmetic: bytes of a rank, seconds of a step, then a search over all that divides and fits. What is cut further costs
-# communication, what is not cut does not fit: the best grid cuts no more than it must, and inside a node first.
+# ## To remember
+#
+# A mesh gives each rank a place, and each axis its groups. One step on three axes equals one process's step if each sum
+# runs over the ranks that hold different terms of it, and over no others. Bytes of a rank and seconds of a step can be
+# computed, so search for the best grid before you train.
 
 # %%
 tp.progress()
