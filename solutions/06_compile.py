@@ -903,8 +903,9 @@ for name, slow in {"first start": first_start, "from the cache": second_start}.i
 print(gains.expected(NAME))
 
 # %% [markdown]
-# Read the gain with the limit in mind. It can be smaller than the difference between two equal runs. Then the honest
-# answer is: **don't compile this network on this machine**.
+# Read the gain with the limit in mind. A gain above the limit means that something else disturbed a run. A gain can also
+# be smaller than the difference between two equal runs. Then the honest answer is: **don't compile this network on this
+# machine**.
 #
 # ## Beyond this machine · further
 #
