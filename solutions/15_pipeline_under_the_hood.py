@@ -1,14 +1,14 @@
 # %% [markdown]
 # # Pipeline parallelism, under the hood · about 100 min, core 40
 #
-# A model that does not fit on one device can be cut between two layers: each rank holds a few neighbouring layers, a
-# **stage**, and hands its activations to the next. Only what crosses a cut is sent. The price is waiting: while the first
-# rank works, the others have nothing to do. Here you send activations and gradients yourself, and fight the waiting.
+# If a model does not fit on one device, you can cut it between two layers. Each rank holds a few neighbouring layers, a
+# **stage**, and sends its activations to the next rank. The price is idle time: while the first stage computes, the others
+# wait.
 #
-# **What you will gain.** 70 billion parameters, trained with Adam in mixed precision, take 16 bytes each. Do they fit on
-# devices of 80 GB, and what does waiting cost? An *estimate*: arithmetic, nothing measured.
+# **What you will gain.** You lower two numbers, both measured here: the share of a step in which a rank is *idle* (%), and
+# the *peak of activations* on a rank (MiB).
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 import os
 import statistics
 import time
@@ -20,41 +20,31 @@ import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from dlojz_tp import course, data, launch, measure, planner, recorded, report, scale, todo
 
 tp = course.open("15_pipeline_under_the_hood")
 tp
 
-# %%
-STATES = 16 * 70e9 / 1e9  # GB: weights and gradients in 2 bytes, three float32 numbers for Adam
-print(f"estimate: {STATES:,.0f} GB of states, on one device of 80 GB: no; on 16 stages: {STATES / 16:.0f} GB each\n")
-print("share of the time that 16 stages wait, estimate for equal stages:")
-for micro_batches in (1, 4, 16, 64, 256):
-    print(f"{micro_batches:>5} micro-batch{'es' * (micro_batches > 1)}: {15 / (micro_batches + 15):4.0%}")
-
-# %% [markdown]
-# A *micro-batch* is a part of the batch. With a single one, the whole batch, the stages take turns: sixteen devices are
-# each idle 94 % of the time. You will foretell this waiting, see it in your own run, and get it down. Without a GPU for
-# each rank, ranks are processes on the CPU: two stages can really compute at the same time on two cores, four cannot.
-
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 GPUS = torch.cuda.device_count()
 FULL = scale() == "full" and GPUS >= 2  # one GPU cannot carry two ranks
 if GPUS == 1:
     os.environ[launch.place.ON_CPU] = "1"
 WIDTH = 4096 if FULL else 512
 BLOCKS = 16 if FULL else 6
-BATCH = 2048 if FULL else 256
+BATCH = 2048 if FULL else 1024
 MICRO_BATCHES = 8
 RANKS = (2,) if GPUS in (2, 3) else (2, 4)
-ROUNDS = 20 if FULL else 5  # of what is run to be timed
+ROUNDS = 20 if FULL else 5  # of the runs that are timed
+MIB = 2**20
 
 # %% [markdown]
 # ## The idea
 #
-# A stage works on each of $m$ micro-batches for $t_F$ forward and $t_B$ backward. With $p$ stages, the first micro-batch has
-# to come through all of them and its gradient back, which adds $p - 1$ times the same: the **bubble**.
+# Cut the batch into $m$ *micro-batches*. A stage needs $t_F$ for the forward of one and $t_B$ for its backward. While the
+# pipeline of $p$ stages fills and drains, each stage is idle for $p - 1$ turns: the **bubble**.
 #
 # $$t_\text{step} = (m + p - 1)\,(t_F + t_B), \qquad \text{bubble} = \frac{p-1}{m+p-1}$$
 
@@ -68,11 +58,11 @@ sketch = {
 report.gantt(sketch, unit="units of work")
 
 # %% [markdown]
-# The same work in each panel, cut finer and finer. White is waiting. (Simulated; messages take no time.)
+# Simulated. White is idle time; each panel does the same work.
 #
 # ## The baseline, measured first
 #
-# The model is plain PyTorch and knows nothing of stages: a list of layers. It learns handwritten digits, 64 numbers each.
+# The model is a list of layers in plain PyTorch. It classifies handwritten digits of 64 pixels.
 
 
 # %% tags=["setup"]
@@ -94,6 +84,7 @@ def make_model(width=WIDTH, blocks=BLOCKS):
     return nn.Sequential(*layers).to(launch.device())
 
 
+# %% tags=["setup"] jupyter={"source_hidden": true}
 digits = data.digits()  # loaded once, and sent to the ranks with the functions that use it
 
 
@@ -108,7 +99,6 @@ def loss_function(logits, labels):
     return nn.functional.cross_entropy(logits, labels)
 
 
-# %% tags=["setup"]
 def seconds(call, repeats=5):
     """Median seconds of a call, the device's work included."""
     times = []
@@ -121,44 +111,57 @@ def seconds(call, repeats=5):
     return statistics.median(times[1:])
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def baseline():
-    """Seconds of a step of the whole model, and of forward and backward of each layer."""
+    """For each layer of the model: seconds of forward and backward, and bytes that forward keeps for backward."""
     torch.set_num_threads(1)  # without a GPU, a core stands for a device
-    model, (x, labels) = make_model(), make_batch()
-    step = seconds(lambda: loss_function(model(x), labels).backward())
-    costs = []
+    model, (x, _) = make_model(), make_batch()
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    costs, sizes = [], []
     for layer in model:
-        x = x.detach().requires_grad_()
-        y = layer(x)
+        x, found = x.detach().requires_grad_(), {}
+
+        def pack(tensor, found=found):
+            storage = tensor.untyped_storage()
+            found[storage.data_ptr()] = 0 if storage.data_ptr() in weights else storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y = layer(x)
+        sizes.append(sum(found.values()))
         costs.append(seconds(lambda layer=layer, x=x: layer(x).sum().backward()))
         x = y
-    return step, costs
+    return costs, sizes
 
 
-step, costs = launch.ranks(baseline, n=1, timeout=120)[0]
-print(f"one process: {1e3 * step:.0f} ms a step of {BATCH} images")
-print("its layers: " + ", ".join(f"{1e3 * cost:.1f}" for cost in costs) + " ms")
+costs, sizes = launch.ranks(baseline, n=1, timeout=120)[0]
+print(f"one process: {1e3 * sum(costs):.0f} ms a step of {BATCH} images, {sum(sizes) / MIB:.0f} MiB of activations\n")
+print("cut into four stages that take turns (each layer measured, in one process):")
+quarters = [slice(k * len(costs) // 4, (k + 1) * len(costs) // 4) for k in range(4)]
+columns = {"stage": "{}", "computes, ms": "{:.0f}", "idle": "{:.0%}", "keeps, MiB": "{:.1f}"}
+busy, kept = ([sum(values[part]) for part in quarters] for values in (costs, sizes))
+report.table(columns, [(k, 1e3 * b, 1 - b / sum(busy), size / MIB) for k, (b, size) in enumerate(zip(busy, kept))])
 
 # %% [markdown]
+# Four devices that take turns are as fast as one.
+#
 # ## Where to cut
 #
 # ### Balise 1 · Cut the model evenly · further · about 6 min
 #
-# The slowest stage sets the pace of all: cut the layers into contiguous stages such that the *largest* sum of costs is as
-# small as possible. 200 layers go into 16 stages in more than $10^{22}$ ways. So build the answer up (dynamic programming): in
-# the best cut of the first $j$ layers into $s$ stages, the last stage is some layers $i$ to $j - 1$, and before it stands the
-# best cut of the first $i$ layers into $s - 1$ stages:
+# The slowest stage sets the pace, so cut the layers into contiguous stages whose *largest* sum of costs is as small as
+# possible. Dynamic programming finds this cut: the last stage has the layers $i$ to $j - 1$, and the first $i$ layers are cut
+# into $s - 1$ stages in the best way.
 #
 # $$\text{best}_s(j) = \min_i\, \max\big(\text{best}_{s-1}(i),\; c_i + \dots + c_{j-1}\big)$$
 #
-# `total[j]` is the sum of the first j costs, `best[j]` a pair: the cost of the largest stage, and the list of where stages
-# start. Given is `best` for one stage; write the step from s − 1 stages to s, for every j from s to n. About 3 lines.
+# `total[j]` is the sum of the first j costs; `best[j]` is a pair: the cost of the largest stage, and the list of where
+# stages start. Write the step from s − 1 stages to s, for every j from s to n. About 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `min` of pairs compares their first entries first. The last stage costs `total[j] - total[i]`; its start goes to the end of
-# the list: `[*best[i][1], i]`. Which i leave a layer to each of the s − 1 stages before?
+# `min` of pairs compares their first entries first. The last stage costs `total[j] - total[i]`, and its start is appended to
+# the list: `[*best[i][1], i]`. For which i does each of the s − 1 stages before get a layer?
 # </details>
 
 
@@ -188,24 +191,23 @@ def balance(costs, n_stages):
 tp.check(1, balance)
 
 # %% jupyter={"source_hidden": true}
-print(f"{'stages':<8} {'the same number of layers':<28} balanced")
+rows = []
 for n in (2, 3, 4):
-    equal = [sum(part) for part in (costs[k * len(costs) // n : (k + 1) * len(costs) // n] for k in range(n))]
-    yours = [sum(costs[start:stop]) for start, stop in balance(costs, n)]
-    shown = [" ".join(f"{1e3 * cost:4.0f}" for cost in stages) + " ms" for stages in (equal, yours)]
-    print(f"{n:<8} {shown[0]:<28} {shown[1]}")
+    equal = [slice(k * len(costs) // n, (k + 1) * len(costs) // n) for k in range(n)]
+    both = (equal, [slice(start, stop) for start, stop in balance(costs, n)])
+    rows.append((n, *(" ".join(f"{1e3 * sum(costs[part]):4.0f}" for part in parts) for parts in both)))
+report.table({"stages": "{}", "ms of each stage, equal numbers of layers": "{}", "ms, balanced": "{}"}, rows)
 
 # %% [markdown]
 # ## Stages on ranks
 #
-# From here on each rank makes the whole model and keeps its stage; a model that does not fit would be made in parts. Where
-# a rank stands in its pipeline is a `Place`; `clock()` tells the time of a rank's work, on a GPU too.
+# From here on, each rank makes the model and keeps its stage.
 
 
 # %% tags=["setup"]
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands in its pipeline. before, behind: ranks of its neighbours, None at the ends."""
+    """A rank's place in its pipeline. before, behind: ranks of the previous and the next stage, None at the ends."""
 
     stage: int
     n_stages: int
@@ -213,6 +215,7 @@ class Place:
     behind: int | None
 
 
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def my_place():
     """One pipeline over all ranks, in their order."""
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -248,14 +251,12 @@ def in_seconds(events):
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64)
 
 # %% [markdown]
-# Forward, a stage sends its output on; backward, the gradient of that output comes back. Four functions carry them:
+# Four functions carry messages to or from the rank `peer`. `tag` is the micro-batch's number.
 #
-# | starts to send, and returns *works* to wait for later | waits, and returns what came |
+# | starts to send, returns *works* to wait for | waits, returns what it received |
 # |---|---|
 # | `send_activation(output, peer, tag)` | `receive_activation(peer, tag)` |
 # | `send_gradient(received, peer, tag)` | `receive_gradient(output, peer, tag)` |
-#
-# `peer` is the rank at the other end, `tag` the micro-batch's number (0 if there is but one). Who waits for whom:
 
 # %% jupyter={"source_hidden": true}
 figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 2.7), layout="constrained", width_ratios=(3, 2))
@@ -287,36 +288,33 @@ for axes in (left, right):
 plt.show()
 
 # %% [markdown]
-# `F` is a forward, `B` a backward. On the right, both wait for the end of a send, and nobody receives.
-#
 # ### Balise 2 · Messages between neighbours · further · about 8 min
 #
-# A *started* send, `dist.isend`, returns a work at once, and the stage computes on; `dist.recv` waits. But NCCL,
-# between GPUs, can come to what is drawn on the right even so: between two ranks of a group messages pass in the order
-# in which they were started, each after the one before. (`dist.batch_isend_irecv` starts such a send and a receive as
-# one.) Here activations and gradients get a **lane** each, a process group: `launch.lane("activations")`,
-# `launch.lane("gradients")`. Give the same `tag` at both ends: gloo, on CPUs, finds a message by it, and waits for ever where
-# sender and receiver give different tags; NCCL ignores it.
+# If two neighbours both wait for the end of a send, neither receives: a deadlock (on the right). So *start* each send with
+# `dist.isend`, which returns a work at once; `dist.recv` waits. In one group, NCCL sends messages in the order in which
+# they were started, so activations and gradients each get a process group, their **lane**.
 #
-# The receiver knows neither shape nor dtype of an activation, so a header of eight integers goes first (given): dtype, number of
-# dimensions `dims`, the sizes, then zeros. A gradient is like its activation, and needs none. Write, in about 5 lines:
+# A header (given) tells the receiver shape and dtype of an activation. Write, in about 5 lines:
 #
-# - `send_activation`: start the sends of header and values, without waiting; return the list of works. The values carry no
-#   graph; they are copied only if they are not contiguous.
-# - `receive_activation`: after the header, receive the values. Return a leaf of the graph that asks for its gradient, if
-#   its dtype has gradients.
-# - `send_gradient`: the same for the gradient of what was received.
+# - `send_activation`: start the sends of header and values, and return the list of works. The values carry no graph. Copy
+#   them only if they aren't contiguous.
+# - `receive_activation`: receive the values. Return a leaf that requires a gradient, if its dtype has gradients.
+# - `send_gradient`: the same for the gradient of `received`.
 #
 # <details><summary>Hint</summary>
 #
-# `dist.isend(tensor, peer, lane, tag=tag)`. `output.detach().contiguous()` copies only where it must. `dist.recv` fills an
-# empty tensor: of which shape, which dtype, on which device? Integers have no gradients: `is_floating_point()`.
+# `dist.isend(tensor, peer, lane, tag=tag)`: gloo finds a message by its tag, so both ends give the same one.
+# `output.detach().contiguous()` copies only where it must. `dist.recv` fills an empty tensor: of which shape, which dtype, on
+# which device? Integers have no gradients: `is_floating_point()`.
 # </details>
 
 
 # %% tags=["balise-2"]
 def send_activation(output, peer, tag=0):
-    """Start to send `output`, any shape and dtype, to rank `peer`. Returns the list of works to wait for."""
+    """Start to send `output`, any shape and dtype, to rank `peer`. Returns the list of works to wait for.
+
+    The header has eight integers: dtype, number of dimensions, the sizes, then zeros.
+    """
     sizes = [DTYPES.index(output.dtype), output.dim(), *output.shape]
     header = torch.tensor(sizes + [0] * (8 - len(sizes)), device=output.device)
     lane = launch.lane("activations")
@@ -359,17 +357,16 @@ tp.check(2, send_activation, receive_activation, send_gradient, receive_gradient
 # %% [markdown]
 # ### Balise 3 · The naive step · about 6 min
 #
-# First without micro-batches, as drawn on the left: the whole batch goes through the stages, and the gradient comes back the
-# same way. Autograd knows only its own rank, so the chain rule across a cut is yours: `y.backward(gradient)` goes on from a
-# gradient that came from behind, and leaves in `x.grad` what the stage before waits for.
+# First without micro-batches. Autograd knows only its own rank, so you apply the chain rule across a cut:
+# `y.backward(gradient)` continues from the gradient that the next stage sent, and leaves in `x.grad` the gradient that the
+# previous stage needs.
 #
-# Every rank calls `naive_step` with the same arguments. `place.before` and `place.behind` are the ranks of the neighbours,
-# `None` at the ends. Given: what comes in, the last stage with its loss, and waiting for all `works` at the end. Write
-# what a stage does that has one behind it, and what a stage does that has one before it. About 4 lines.
+# Given: the input, the last stage with its loss, and the wait for all `works`. Write the part of a stage that has a next
+# stage (`place.behind`), then the part of a stage that has a previous one (`place.before`). About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `works += send_…(…)` keeps the started sends. Rank 0 is a neighbour too, and counts as false: compare with `None`.
+# `works += send_…(…)` collects the started sends. Rank 0 is a neighbour too, and counts as false: compare with `None`.
 # </details>
 
 
@@ -402,22 +399,21 @@ tp.check(3, naive_step)
 # %% [markdown]
 # ### Balise 4 · Micro-batches · about 8 min
 #
-# Now all micro-batches go forward one after the other, then all gradients come back, the last micro-batch first: **GPipe**
-# (Huang et al., 2019). While the second stage has the first micro-batch, the first stage has the second one. What you
-# wrote in balise 3 is given; two things are new:
+# **GPipe** (Huang et al., 2019): all micro-batches go forward, one after the other; then their gradients come back, the last
+# micro-batch first. Two things are new:
 #
-# - **The loss.** Gradients of the micro-batches add up in `p.grad`, and must be those of the *whole batch's mean*. But
-#   `loss_function` gives the mean of *one* micro-batch, and 99 rows in 4 parts are 25, 25, 25 and 24. So each mean counts by
-#   its share of the rows. On the last stage, let `y` become this weighted loss, and add it up in `total`, without its graph.
-# - **The way back.** `kept` has `(x, y)` of each micro-batch, in order. Take the last one out, and run its backward: from
-#   nothing on the last stage, from the gradient that comes from behind elsewhere.
+# - **The loss.** The gradients add up in `p.grad` and must be those of the *whole batch's mean*. But `loss_function` gives the
+#   mean of *one* micro-batch, and 99 rows in 4 parts are 25, 25, 25 and 24. So weight each mean by its share of the rows. On
+#   the last stage, assign this weighted loss to `y`, and add it up in `total`, without its graph.
+# - **The way back.** `kept` has `(x, y)` of each micro-batch, in order. Take the last pair out and run its backward. The last
+#   stage starts from its loss, the others from the gradient that they receive.
 #
 # About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# The mean of the batch is $\sum_k \frac{\text{rows}_k}{\text{rows}}\, \text{mean}_k$. A list gives back its last entry by
-# `pop()`. `y.backward(None)` is `y.backward()`.
+# The mean of the batch is $\sum_k \frac{\text{rows}_k}{\text{rows}}\, \text{mean}_k$. `pop()` takes the last entry out of a
+# list. `y.backward(None)` is `y.backward()`.
 # </details>
 
 
@@ -451,58 +447,52 @@ def gpipe_step(stage, place, inputs, targets, loss_function, n_micro_batches):
 # %%
 tp.check(4, gpipe_step)
 
-# %% [markdown]
-# Guess before you measure.
-
 # %%
-faster = tp.predict("How many times faster are 8 micro-batches on two stages than the whole batch in one process?", ...)
+faster = tp.predict("Two stages: how many times faster is a GPipe step of 8 micro-batches than the naive step?", ...)
 
 
 # %%
 def steps_on_ranks():
+    """Seconds of a naive step and of a GPipe step."""
+    torch.set_num_threads(1)
     place, (x, labels) = my_place(), make_batch()
     stage = my_stage(place)
-    torch.set_num_threads(1)  # as in the baseline
     naive = seconds(lambda: naive_step(stage, place, x, labels, loss_function))
     return naive, seconds(lambda: gpipe_step(stage, place, x, labels, loss_function, MICRO_BATCHES))
 
 
-(whole, cut), (naive, gpiped) = (launch.ranks(steps_on_ranks, n=n, timeout=120)[0] for n in (1, 2))
-print(f"{'':<12}{'whole batch':>14}{f'{MICRO_BATCHES} micro-batches':>18}")
-print(f"{'one process':<12}{1e3 * whole:>11.0f} ms{1e3 * cut:>15.0f} ms")
-print(f"{'two stages':<12}{1e3 * naive:>11.0f} ms{1e3 * gpiped:>15.0f} ms")
-print(
-    f"the formula, from one process with {MICRO_BATCHES} micro-batches: {1e3 * cut * (MICRO_BATCHES + 1) / MICRO_BATCHES / 2:.0f} ms"
+# %% jupyter={"source_hidden": true}
+rows = [
+    (name, *launch.ranks(steps_on_ranks, n=n, timeout=120)[0]) for n, name in ((1, "one process"), (2, "two stages"))
+]
+report.table(
+    {"": "{}", "whole batch": measure.human_seconds, f"{MICRO_BATCHES} micro-batches": measure.human_seconds}, rows
 )
 faster.shows(
-    whole / gpiped,
+    rows[1][1] / rows[1][2],
     "× {:.2f}",
-    f"A ninth of the time is waiting, messages cost Python's time, and products of few rows use a device worse: in one process, "
-    f"cutting alone makes a step {cut / whole:.1f} times as long here.",
+    "The formula gives 16 / 9 = 1.78. It ignores messages, and that products of fewer rows use a processor less well.",
 )
 
 # %% [markdown]
-# Compare within a column: on the left, two stages take turns; on the right they work at the same time. But cutting has a price,
-# in one process as well: products of few rows use a processor worse, and Python makes eight times as many calls. So micro-batches are
-# made as small as the bubble asks, and no smaller.
+# The first row is the price: products of fewer rows, more calls. Make micro-batches no smaller than the bubble demands.
 #
 # ### Balise 5 · Schedules as data · about 8 min
 #
-# GPipe keeps the activations of all micro-batches. **1F1B** (PipeDream, 2019; DAPPLE, 2021) lets go of each as soon as
-# it can: same work, same bubble, less memory. A stage begins with as many forwards as there are stages behind it: its
-# first gradient has to come back from all of them. Then it does one forward and one backward in turn, then the
-# backwards that are left. It never keeps more than `n_stages − stage` micro-batches. The last of 3 stages, and the
-# first, with 4 micro-batches:
+# GPipe keeps the activations of all micro-batches. **1F1B** (PipeDream, 2019) has the same bubble, but runs each backward as
+# early as possible, which frees activations. A stage first runs as many forwards as there are stages after it. Then it
+# alternates one forward and one backward. Last come the remaining backwards. It never keeps more than
+# `n_stages − stage` micro-batches. With 3 stages and 4 micro-batches, the last stage and the first stage run:
 #
 # `F0 B0 F1 B1 F2 B2 F3 B3` and `F0 F1 F2 B0 F3 B1 B2 B3`
 #
-# A schedule is a list: `("F", k)` is the forward of micro-batch k, `("B", k)` its backward. `gpipe` is given; write
-# `one_f_one_b`, also for fewer micro-batches than stages. About 5 lines. A simulator looks at your list before anything runs.
+# A schedule is a list: `("F", k)` is the forward of micro-batch k, `("B", k)` its backward. `gpipe` is given. Write
+# `one_f_one_b`, also for fewer micro-batches than stages. About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
 # With w forwards first, the pairs are forward w + k, backward k. How many pairs are there, and which backwards are left? w is
-# 0 on the last stage, and never more than there are micro-batches.
+# 0 on the last stage, and never more than the number of micro-batches.
 # </details>
 
 
@@ -527,41 +517,26 @@ def one_f_one_b(stage, n_stages, n_micro_batches):
 # %%
 tp.check(5, gpipe, one_f_one_b)
 
-# %%
-ORDERS = {"GPipe": gpipe, "1F1B": one_f_one_b}
-simulated = {
-    name: planner.simulate([schedule(stage, 4, 8) for stage in range(4)], {"F": 1, "B": 2})
-    for name, schedule in ORDERS.items()
-}
-
 # %% jupyter={"source_hidden": true}
-report.gantt({name: found.events for name, found in simulated.items()}, unit="forwards")
-for name, found in simulated.items():
-    print(f"{name:<6} {found.seconds:.0f} units of time, micro-batches kept by each stage: {found.in_flight}")
-
-# %% [markdown]
-# And a schedule that waits for itself? The simulator says who waits for whom. On ranks it would be a long silence.
-
-# %%
-try:
-    planner.simulate(
-        [[("F", 0), ("B", 0), ("F", 1), ("B", 1)], [("F", 0), ("F", 1), ("B", 0), ("B", 1)]], {"F": 1, "B": 2}
-    )
-except planner.Deadlock as error:
-    print(error)
+SCHEDULES = {"naive": (gpipe, 1), "GPipe": (gpipe, MICRO_BATCHES), "1F1B": (one_f_one_b, MICRO_BATCHES)}
+simulated = {
+    name: planner.simulate([order(stage, 4, m) for stage in range(4)], {"F": 8 / m, "B": 16 / m})
+    for name, (order, m) in SCHEDULES.items()
+}
+report.gantt({name: found.events for name, found in simulated.items() if name != "naive"}, unit="forwards")
+columns = {"simulated": "{}", "units of time": "{:.0f}", "idle": "{:.0%}", "micro-batches kept by each stage": "{}"}
+report.table(columns, [(name, found.seconds, found.bubble, found.in_flight) for name, found in simulated.items()])
 
 # %% [markdown]
 # ### Balise 6 · Run any schedule · about 8 min
 #
-# `run_schedule` does one stage's list of actions, whatever schedule it comes from: balise 4, with the order taken from
-# data. So the forward is given. It keeps `(x, y, works of its send)` by the micro-batch's number, not in a list: the
-# backwards may come in any order. Given too are the events, `(rank, kind, k, stage, begin, end)`, of the computing
-# alone, not the messages. (`messages` are other functions that send and receive, for later; leave it.)
+# `run_schedule` runs a stage's list of actions: balise 4 with the order taken from data. The forward is given. It stores
+# `(x, y, works of its send)` under the micro-batch's number, because backwards may come in any order.
 #
-# Write the way to a backward: take out what was kept of micro-batch k, receive the gradient of y (the last stage has
-# none), and wait for the sends of that forward. Why not at once, in the forward? In 1F1B two neighbours often send to
-# each other at the same moment, as drawn on the right above. But once the gradient is back, the activation has surely
-# arrived; waiting costs nothing, and then the memory of y is free. About 4 lines.
+# Write the lines before a backward: take out what was kept of micro-batch k, receive the gradient of y (the last stage has
+# none), and wait for the sends of that forward. Once the gradient is back, the activation has arrived, so this wait costs
+# nothing and frees y's memory. Waiting in the forward could deadlock, because in 1F1B two neighbours often send to each
+# other at the same moment. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -607,14 +582,10 @@ def run_schedule(actions, stage, place, inputs, targets, loss_function, n_micro_
 # %%
 tp.check(6, run_schedule)
 
-# %% [markdown]
-# A header with every activation is right for any batch. But the receiver reads it before it can ask for the values, and on a
-# GPU Python waits for that. Real systems agree on the shapes once. So do all timed runs below.
 
-
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def shapes_once():
-    """The two functions of balise 2, for activations that are all alike: later messages are values alone."""
+    """The two functions of balise 2 without the header, for equal activations: shapes are agreed on in the first message."""
     known = {}
 
     def send(output, peer, tag=0):
@@ -639,26 +610,23 @@ def shapes_once():
 # %% [markdown]
 # ## Memory
 #
-# What a stage keeps from a forward until its backward are the tensors that autograd saves. PyTorch lets you stand in between:
-# inside `torch.autograd.graph.saved_tensors_hooks(pack, unpack)` each saved tensor goes through `pack`, the graph keeps what
-# `pack` returns, and backward gets it back by `unpack`. `SavedBytes` below, given, counts with it: each storage once, the
-# weights not; `now` goes down when the graph lets go, and `peak` is the most that it has been.
+# Autograd saves tensors in a forward and frees them in the backward. `SavedBytes`, given, counts their bytes with
+# `torch.autograd.graph.saved_tensors_hooks`.
 #
 # ### Balise 7 · Keep less: compute it again · further · about 11 min
 #
-# **Recomputation** (activation checkpointing, Chen et al., 2016): a stage keeps its input only, and when its backward comes,
-# it runs forward once more, this time with a graph. `torch.utils.checkpoint` does so in practice; here you write it, as the
-# backward of an operation of your own. `Recompute.forward` is given: it runs without a graph, and keeps x and the state of the
-# random numbers. `backward` gets the gradient of the stage's output; its last line, given, returns that of x.
+# With **recomputation** (activation checkpointing, Chen et al., 2016), a stage keeps only its input. When its backward comes,
+# it runs forward a second time, now with a graph. `torch.utils.checkpoint` does this; here you write it. `Recompute.forward`
+# is given: it runs without a graph, and keeps x and the state of the random numbers.
 #
-# Write what lies between, about 5 lines: the stage runs again, with a graph, and a backward goes through it, which adds to
-# the parameters' gradients by itself. **Dropout must draw the same masks again**, and afterwards the random numbers, those of x's
-# device, go on as if nothing had been recomputed.
+# In `backward`, run the stage again with a graph, then a backward through it, which adds to the parameters' gradients.
+# **Dropout must draw the same masks again.** Afterwards the random numbers of x's device continue as if nothing had been
+# recomputed. About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Inside a `backward` graphs are off: `with torch.enable_grad():`. `set_random_state(device, state)` is given. Which state was
-# there in the forward, and which one, kept in `now`, has to be there at the end?
+# Inside a `backward` graphs are off: `with torch.enable_grad():`. `set_random_state(device, state)` is given. Which state did
+# the forward start from, and which one, kept in `now`, has to be set at the end?
 # </details>
 
 
@@ -762,14 +730,11 @@ def recompute(stage, x):
 # %%
 tp.check(7, SavedBytes, recompute)
 
-# %% [markdown]
-# See it, in five runs of the same batch. Guess before you measure.
-
 # %%
-more = tp.predict("At the peak on stage 0: how many times the naive step's memory does GPipe keep?", ...)
+more = tp.predict("Peak of activations on stage 0: how many times as much as the naive step does GPipe keep?", ...)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 class Recomputed(nn.Module):
     """A stage that keeps its inputs only."""
 
@@ -781,97 +746,47 @@ class Recomputed(nn.Module):
         return recompute(self.stage, x)
 
 
-RUNS = {
-    "naive": (gpipe, 1, False),
-    "GPipe": (gpipe, MICRO_BATCHES, False),
-    "1F1B": (one_f_one_b, MICRO_BATCHES, False),
-    "GPipe, recomputed": (gpipe, MICRO_BATCHES, True),
-    "1F1B, recomputed": (one_f_one_b, MICRO_BATCHES, True),
-}
-
-
 def peaks_on_rank():
     """{run: (peak of saved bytes, forwards of the stage)} of this rank."""
     place, (x, labels), found = my_place(), make_batch(), {}
-    for name, (schedule, m, again) in RUNS.items():
-        stage, forwards = my_stage(place), []
-        stage.register_forward_hook(lambda *_, forwards=forwards: forwards.append(1))
-        actions = schedule(place.stage, place.n_stages, m)
-        with SavedBytes(stage.parameters()) as saved:
-            run_schedule(actions, Recomputed(stage) if again else stage, place, x, labels, loss_function, m)
-        found[name] = saved.peak, len(forwards)
+    for name, (order, m) in SCHEDULES.items():
+        for again in (False, True):
+            stage, forwards = my_stage(place), []
+            stage.register_forward_hook(lambda *_, forwards=forwards: forwards.append(1))
+            runs = Recomputed(stage) if again else stage
+            with SavedBytes(stage.parameters()) as saved:
+                run_schedule(order(place.stage, place.n_stages, m), runs, place, x, labels, loss_function, m)
+            found[name + ", recomputed" * again] = saved.peak, len(forwards)
     return found
 
 
 # %%
 peaks = launch.ranks(peaks_on_rank, n=RANKS[-1], timeout=120)
+columns = {"measured": "{}", "forwards": "{}"} | {f"stage {s}, MiB": "{:.1f}" for s in range(len(peaks))}
+report.table(columns, [(name, peaks[0][name][1], *(found[name][0] / MIB for found in peaks)) for name in peaks[0]])
 more.shows(
     peaks[0]["GPipe"][0] / peaks[0]["naive"][0],
     "× {:.2f}",
     "All micro-batches go forward before the first gradient is back: together they are the whole batch.",
 )
-for name in RUNS:
-    print(f"{name:<18} forwards of each stage: {[found[name][1] for found in peaks]}")
-
-# %% jupyter={"source_hidden": true}
-figure, axes = plt.subplots(figsize=(8, 3), layout="constrained")
-for k, (name, colour) in enumerate(zip(RUNS, ("#999999", "#0072B2", "#009E73", "#56B4E9", "#E69F00"))):
-    heights = [found[name][0] / 2**20 for found in peaks]
-    bars = axes.bar([s + 0.17 * (k - 2) for s in range(len(peaks))], heights, 0.16, color=colour, label=name)
-    axes.bar_label(bars, fmt="%.1f", fontsize=7)
-axes.set(xticks=range(len(peaks)), xticklabels=[f"stage {s}" for s in range(len(peaks))], ylabel="peak (MiB)")
-axes.set_title(f"Activations kept: {BATCH} images, {MICRO_BATCHES} micro-batches (naive: one); measured", fontsize=11)
-axes.spines[["top", "right"]].set_visible(False)
-figure.legend(fontsize=9, frameon=False, loc="outside lower center", ncols=len(RUNS))
-plt.show()
 
 # %% [markdown]
-# Gradients that were sent are not counted: here they live until the end of the step; real systems let go of them earlier.
+# Micro-batches alone save no memory; 1F1B and recomputation do. Recomputation costs a second forward: 4/3 of the computing.
 #
-# Micro-batches alone save nothing. With 1F1B a stage keeps `n_stages − stage` of them. With recomputation what is left is the
-# inputs that wait, and one micro-batch whole while its backward runs. The price is a second forward.
-
-# %%
-price = tp.predict("With recomputation, how many times as long do a stage's forward and backward take?", ...)
-
-
-# %%
-def price_of_recomputation():
-    torch.set_num_threads(1)  # without a GPU, a core stands for a device
-    model, x = make_model()[1:-1], torch.randn(BATCH // MICRO_BATCHES, WIDTH, device=launch.device())
-    candidates = {
-        "forward and backward": lambda: model(x).sum().backward(),
-        "recomputed": lambda: recompute(model, x).sum().backward(),
-    }
-    return measure.race(candidates, repeats=2 * ROUNDS, calls=1, device=launch.device())
-
-
-paid = launch.ranks(price_of_recomputation, n=1, timeout=120)[0]
-print(paid)
-price.shows(
-    paid.medians["recomputed"] / paid.medians["forward and backward"],
-    "× {:.2f}",
-    "A backward has about twice the products of a forward: in theory one forward more is 4 for 3.",
-)
-
-# %% [markdown]
-# ## Waiting
+# ## Idle time
 #
 # ### Balise 8 · The bubble, by formula and from your run · further · about 10 min
 #
-# Before a run, and after it:
+# - `ideal_bubble(n_stages, n_micro_batches)`: the bubble by the formula of *The idea*.
+# - `measured_bubble(events)`: the idle share in a run, from events `(rank, kind, k, stage, begin, end)`. The run lasts from
+#   the first begin to the last end, on any rank. The time that none of a rank's events covers is idle. Events come in any
+#   order, the clock may start at any number, and a rank may hold several stages.
 #
-# - `ideal_bubble(n_stages, n_micro_batches)`: the share of the time in which a stage waits, if stages are equal and messages
-#   take no time: the formula of *The idea*.
-# - `measured_bubble(events)`: the same share from your run. Each rank has the time from the first begin to the last end of
-#   all events, on whatever rank; what none of its own events covers is waiting. Events come in any order, the clock began
-#   at some time, and a rank may hold several stages.
-#
-# About 1 and 3 lines. Given are `fewest_micro_batches`, which turns the formula round, and `stage_costs`, for the simulator.
+# About 1 and 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `for rank, kind, k, stage, begin, end in events`. Ranks are counted from the events: `len({...})`.
+# `for rank, kind, k, stage, begin, end in events`. Count the ranks in the events: `len({...})`.
 # </details>
 
 
@@ -913,26 +828,27 @@ def stage_costs(events):
 tp.check(8, ideal_bubble, fewest_micro_batches, measured_bubble, stage_costs)
 
 # %% jupyter={"source_hidden": true}
-fewest = {p: [fewest_micro_batches(p, share) for share in (0.5, 0.2, 0.1, 0.05)] for p in (2, 4, 8, 16, 64)}
-print("micro-batches for a bubble of at most\nstages     50%    20%    10%     5%")
-for p, numbers in fewest.items():
-    print(f"{p:>6} " + "".join(f"{number:>7}" for number in numbers))
+shares = (0.5, 0.2, 0.1, 0.05)
+print("fewest micro-batches for a bubble of at most")
+columns = {"stages": "{}"} | {f"{share:.0%}": "{}" for share in shares}
+report.table(columns, [(p, *(fewest_micro_batches(p, share) for share in shares)) for p in (2, 4, 8, 16, 64)])
 
 # %% [markdown]
-# Now your own run, on two ranks. Above, what the simulator makes of the costs of your stages with messages that take no time;
-# below, what was measured.
+# Now your own runs: two stages that compute, then four that *sleep* as long as a device would compute, because four stages
+# can't compute at the same time on two cores. Their messages and waiting are real.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def turns_on_rank(rounds, make_stage):
-    """{schedule: the events of this rank, a list for each step}; the schedules take turns, the first round counts for none."""
+    """{schedule: the events of this rank, a list for each step}; the schedules take turns, the first round is dropped."""
     place, (x, labels) = my_place(), make_batch()
-    stage, messages, found = make_stage(place), shapes_once(), {name: [] for name in ORDERS}
+    stage, found = make_stage(place), {name: [] for name in SCHEDULES}
+    messages = {name: shapes_once() for name in SCHEDULES}
     for _ in range(rounds + 1):
-        for name, schedule in ORDERS.items():
-            actions = schedule(place.stage, place.n_stages, MICRO_BATCHES)
+        for name, (order, m) in SCHEDULES.items():
+            actions = order(place.stage, place.n_stages, m)
             dist.barrier()
-            events = run_schedule(actions, stage, place, x, labels, loss_function, MICRO_BATCHES, messages)[1]
+            events = run_schedule(actions, stage, place, x, labels, loss_function, m, messages[name])[1]
             found[name].append(in_seconds(events))
     return {name: steps[1:] for name, steps in found.items()}
 
@@ -944,51 +860,21 @@ def lasted(events):
 def quickest_steps(rounds, make_stage, n):
     """{schedule: events of all ranks in its quickest step, the one that other programs disturbed least}"""
     ranks = launch.ranks(turns_on_rank, rounds, make_stage, n=n, timeout=120)
-    return {name: min((sum(step, []) for step in zip(*(rank[name] for rank in ranks))), key=lasted) for name in ORDERS}
+    steps = {name: zip(*(rank[name] for rank in ranks)) for name in SCHEDULES}
+    return {name: min((sum(step, []) for step in found), key=lasted) for name, found in steps.items()}
 
 
-def plan(name, n, costs, message=0.0):
-    """A simulated step of a schedule on n stages; a message takes so many seconds."""
-    link = planner.Link(latency=message, bandwidth=float("inf"))  # all of a message's time, for this size
-    return planner.simulate([ORDERS[name](s, n, MICRO_BATCHES) for s in range(n)], costs, link=link)
-
-
-# %%
-computing = quickest_steps(ROUNDS, my_stage, 2)
-
-
-# %% jupyter={"source_hidden": true}
-def ideal_and_measured(name, n, events):
-    """Prints the bubbles; returns the events of the plan, and those of the run."""
-    ideal = plan(name, n, stage_costs(events))
-    print(f"{name}, {n} stages, {MICRO_BATCHES} micro-batches: bubble {ideal_bubble(n, MICRO_BATCHES):.1%} by formula, {ideal.bubble:.1%} "
-          f"simulated, {measured_bubble(events):.1%} measured; step {1e3 * ideal.seconds:.0f} ms simulated, "
-          f"{1e3 * lasted(events):.0f} ms measured")  # fmt: skip
-    return {f"{name}, {n} stages, ideal": ideal.events, f"{name}, measured": events}
-
-
-report.gantt(ideal_and_measured("1F1B", 2, computing["1F1B"]))
-
-# %% [markdown]
-# Formula and simulation differ where stages do not cost the same. White below and not above is what the plan does not know:
-# messages, Python between two actions, other programs.
-#
-# Four stages cannot compute at the same time on two cores. But a stage that only *sleeps*, as long as another device would
-# compute, needs none: messages, order and waiting are real.
-
-
-# %%
 class Sleep(torch.autograd.Function):
-    """x times a weight, after some rest."""
+    """x times a weight, after 10 ms for a micro-batch, and 20 ms in backward."""
 
     @staticmethod
     def forward(ctx, x, weight):
-        time.sleep(0.010)
+        time.sleep(0.010 * len(x) * MICRO_BATCHES / BATCH)
         return x * weight
 
     @staticmethod
     def backward(ctx, gradient):
-        time.sleep(0.020)
+        time.sleep(0.020 * len(gradient) * MICRO_BATCHES / BATCH)
         return gradient, None
 
 
@@ -1002,75 +888,46 @@ class Sleeper(nn.Module):
 
 
 # %%
+computing = quickest_steps(ROUNDS, my_stage, 2)
 sleeping = quickest_steps(2, Sleeper, 4)
-report.gantt(ideal_and_measured("GPipe", 4, sleeping["GPipe"]) | ideal_and_measured("1F1B", 4, sleeping["1F1B"]))
-
-# %% [markdown]
-# What do messages cost where they can travel beside computing? Your executor on four **modelled** H100 with network cards of
-# 400 Gb/s, 2 billion parameters a stage: tensors have sizes and no values; operations and messages take the time of their
-# arithmetic and bytes. Stage 1 is drawn.
-
-# %%
-from dlojz_tp import modelled_gpu
-
-
-def modelled_step(clock, schedule):
-    """On a modelled rank: a step of 16,384 rows in bfloat16; all ranks know the shapes."""
-    rows, width, device = 16384, 32768, launch.device()
-    place, lane = my_place(), dist.new_group()  # a lane for these activations alone
-    stage = my_stage(place, width, blocks=4).bfloat16()
-    x, labels = torch.empty(rows, 64, device=device).bfloat16(), torch.zeros(rows, dtype=torch.int64, device=device)
-
-    def send(output, peer, tag=0):
-        return [dist.isend(output.detach(), peer, lane, tag=tag)]
-
-    def receive(peer, tag=0):
-        received = torch.empty(rows // MICRO_BATCHES, width, dtype=torch.bfloat16, device=device)
-        dist.recv(received, peer, lane, tag=tag)
-        return received.requires_grad_()
-
-    actions = schedule(place.stage, place.n_stages, MICRO_BATCHES)
-    clock.restart()  # what was before is not shown
-    run_schedule(actions, stage, place, x, labels, loss_function, MICRO_BATCHES, (send, receive))
-
-
-steps = {name: (modelled_step, schedule) for name, schedule in ORDERS.items()}
-modelled = modelled_gpu.each_on_ranks(steps, n=4, network=50e9)
 
 # %% jupyter={"source_hidden": true}
-for name, ranks in modelled.items():
-    busy = max(sum(span.end - span.begin for span in run.spans if span.row == "compute") for run in ranks)
-    print(f"{ranks[0].label}: {name}, {1e3 * max(run.seconds for run in ranks):.0f} ms a step; "
-          f"by formula, from {1e3 * busy:.0f} ms of computing: {1e3 * busy * (1 + 3 / MICRO_BATCHES):.0f} ms")  # fmt: skip
-report.streams([ranks[1] for ranks in modelled.values()]) if modelled else None
+rows = []
+for n, what, steps in ((2, "compute", computing), (4, "sleep", sleeping)):
+    for name, events in steps.items():
+        row = ideal_bubble(n, SCHEDULES[name][1]), measured_bubble(events), lasted(events)
+        rows.append((f"{n} that {what}", name, *row))
+columns = {
+    "stages": "{}",
+    "schedule": "{}",
+    "idle, formula": "{:.0%}",
+    "idle, measured": "{:.0%}",
+    "step": measure.human_seconds,
+}
+report.table(columns, rows)
+report.gantt({f"{name}, four stages that sleep, measured": sleeping[name] for name in ("GPipe", "1F1B")})
 
 # %% [markdown]
-# Beyond the formula there are messages: your executor asks for one when it needs it, and the card stands while it comes. With
-# GPipe it stands for two, for its own send is before it in the same lane; with 1F1B that send travels during a computation.
+# The formula leaves out messages, Python between two actions, other programs, and stages of unequal cost.
 #
 # ## No bubble at all?
 #
-# The bubble is there because all ranks wait for the end of the batch to update their weights. **PipeDream** does not wait: it
-# is an endless 1F1B in which each stage updates its weights after *each* backward. But then, between forward and backward of a
-# micro-batch, others change the weights, and activations of one version with weights of another are the gradient of nothing.
-# So each stage **stashes** the weights of a forward until its backward.
+# The bubble exists because all ranks finish the batch before they update their weights. **PipeDream** runs an endless 1F1B
+# instead, in which each stage updates its weights after *each* backward. Now the weights change between the forward and the
+# backward of a micro-batch, so each stage **stashes** the weights of a forward for its backward.
 #
 # ### Balise 9 · An asynchronous stage · further · about 12 min
 #
-# `AsyncStage` holds a stage and the optimizer of its parameters.
-#
 # - `forward(k, x)` runs micro-batch k with the **newest** weights. Write: a copy of them, a dictionary by name, and the output
-#   `y` made with this copy, so that y's graph leads to the copy. Frozen parameters stay frozen in it. Buffers (running
-#   statistics) stay the stage's own.
-# - `backward(k, gradient)` goes back through that graph, which gives the gradient of the *old* weights. Write: this backward,
-#   and one step of the optimizer that applies that gradient to the **newest** weights. A weight that k did not use gets none.
+#   `y` made with this copy, so that y's graph leads to the copy. Frozen parameters stay frozen in the copy.
+# - `backward(k, gradient)`: write the backward through that graph, which gives the gradient of the *old* weights, and one
+#   optimizer step that applies it to the **newest** weights. A weight that micro-batch k did not use gets no gradient.
 #
-# Given are the stash and the books: `version` counts updates, `history` notes which version the forward used and which one
-# the update found. About 2 and 4 lines.
+# About 2 and 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# The optimizer changes parameters in place: stash `p.detach().clone()`, which asks for its gradient as p does.
+# The optimizer changes parameters in place: stash `p.detach().clone()`, which requires a gradient if p does.
 # `torch.func.functional_call(stage, weights, (x,))` runs the stage on these weights instead of its own. Their `.grad` is what
 # backward gives; the optimizer looks for `.grad` of the stage's own parameters.
 # </details>
@@ -1114,11 +971,8 @@ class AsyncStage:
 # %%
 tp.check(9, AsyncStage)
 
-# %% [markdown]
-# See it: four stages in one process, in the order of 1F1B on four ranks.
 
-
-# %%
+# %% jupyter={"source_hidden": true}
 def stream(stages, xs, ts):
     """Micro-batches through asynchronous stages, an endless 1F1B; returns the losses."""
     p, travelling, losses = len(stages), {}, []
@@ -1153,24 +1007,8 @@ def staleness():
     return [stage.history for stage in stages]
 
 
-# %% jupyter={"source_hidden": true}
-histories = launch.ranks(staleness, n=1, timeout=120)[0]
-print("version of the weights in forward → version that the update changes")
-print("micro-batch  " + "".join(f"{k:>8}" for k in range(10)))
-for s, history in enumerate(histories):
-    print(f"stage {s}      " + "".join(f"{f'{used} → {changed}':>8}" for _, used, changed in history))
-print("updates in between:", [max(changed - used for _, used, changed in history) for history in histories])
-
-# %% [markdown]
-# On stage s of p, a gradient is p − 1 − s updates old when it arrives. Does it still learn? Four ways to train on the digits,
-# in micro-batches of 16 images: *one device*, an update for each; *synchronous*, four stages, an update after 8 micro-batches;
-# *asynchronous*, yours; *no stash*, the same, but backward runs with the newest weights. Time is **simulated**, in forwards of
-# one stage.
-
-
-# %%
 class NoStash:
-    """As AsyncStage, but backward takes the weights that are there."""
+    """As AsyncStage, but backward takes the newest weights."""
 
     def __init__(self, stage, optimizer):
         self.stage, self.optimizer, self.inputs = stage, optimizer, {}
@@ -1188,17 +1026,16 @@ class NoStash:
         return x.grad
 
 
-# %%
 SIZE, PARTS, BATCHES = 16, 8, 11  # rows of a micro-batch, micro-batches of a synchronous update, updates an epoch
+METHODS, RATES = ("one device", "synchronous", "asynchronous", "no stash"), (0.05, 0.1, 0.2)
 
 
 def train(method, rate, epochs=4):
-    """Loss and accuracy on the validation digits after each epoch."""
+    """Accuracy on the validation digits in the end."""
     model, stages = async_stages(rate)
     if method == "no stash":
         stages = [NoStash(stage.stage, stage.optimizer) for stage in stages]
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    found = []
     parts = digits.train_x, digits.train_y, digits.val_x, digits.val_y
     x, t, val_x, val_t = (part.to(launch.device()) for part in parts)
     for epoch in range(epochs):
@@ -1212,70 +1049,42 @@ def train(method, rate, epochs=4):
                 optimizer.zero_grad()
                 loss_function(model(a), b).backward()
                 optimizer.step()
-        with torch.no_grad():
-            y = model(val_x.flatten(1))
-        found.append((loss_function(y, val_t).item(), (y.argmax(1) == val_t).float().mean().item()))
-    return found
-
-
-# %%
-METHODS, RATES = ("one device", "synchronous", "asynchronous", "no stash"), (0.05, 0.1, 0.2)
+    with torch.no_grad():
+        return (model(val_x.flatten(1)).argmax(1) == val_t).float().mean().item()
 
 
 def train_on_rank():
     """Each rank trains with one method, at each rate: four processes side by side, no pipeline."""
-    return {rate: train(METHODS[dist.get_rank()], rate) for rate in RATES}
+    return [train(METHODS[dist.get_rank()], rate) for rate in RATES]
 
+
+# %% [markdown]
+# Below: the version of the weights that each forward used → the version that its update changed. Then the accuracy after 4
+# epochs; *synchronous* updates after 8 micro-batches.
+
+# %% jupyter={"source_hidden": true}
+histories = launch.ranks(staleness, n=1, timeout=120)[0]
+columns = {"micro-batch": "stage {}"} | {str(k): "{}" for k in range(6, 10)} | {"updates in between": "{}"}
+rows = [
+    (s, *(f"{used} → {now}" for _, used, now in h[6:]), max(now - used for _, used, now in h))
+    for s, h in enumerate(histories)
+]
+report.table(columns, rows)
 
 trained = dict(zip(METHODS, launch.ranks(train_on_rank, n=4, timeout=120)))
 endless = (BATCHES * PARTS + 3) * 3  # forward 1, backward 2, on each of four stages
-units = {"one device": BATCHES * PARTS * 4 * 3, "synchronous": BATCHES * (PARTS + 3) * 3}
-units |= {"asynchronous": endless, "no stash": endless}
-
-# %% jupyter={"source_hidden": true}
-print("accuracy after 4 epochs, by learning rate, and simulated time of an epoch")
-print(f"{'':<14}" + "".join(f"{rate:>8}" for rate in RATES) + "    time")
-for method, found in trained.items():
-    print(f"{method:<14}" + "".join(f"{found[rate][-1][1]:>8.1%}" for rate in RATES) + f"{units[method]:>8}")
-
-
-# %% jupyter={"source_hidden": true}
-def last_loss(found, rate):
-    """For the choice of a rate; a loss that is no number is the worst."""
-    loss = found[rate][-1][0]
-    return loss if loss == loss else float("inf")
-
-
-best_rates = {method: min(RATES, key=lambda rate: last_loss(trained[method], rate)) for method in METHODS}
-figure, panels = plt.subplots(1, 2, figsize=(8, 2.7), layout="constrained", sharey=True)
-for method, colour in zip(METHODS, ("#999999", "#0072B2", "#009E73", "#D55E00")):
-    best = best_rates[method]
-    losses = [loss for loss, _ in trained[method][best]]
-    for axes, step in zip(panels, (1, units[method])):
-        at = [step * (k + 1) for k in range(4)]
-        axes.plot(at, losses, "o-", color=colour, markersize=4, label=f"{method}, {best}")
-panels[0].set(xlabel="epochs", ylabel="validation loss", xticks=range(1, 5), yscale="log", title="by samples seen")
-panels[1].set(xlabel="time (simulated, forwards of a stage)", title="by time", xlim=(0, None))
-handles = panels[0].get_legend_handles_labels()
-figure.legend(
-    *handles, fontsize=9, frameon=False, loc="outside right center", title="best rate of each", title_fontsize=9
-)
-for axes in panels:
-    axes.set_yticks([0.2, 0.3, 0.5, 1, 2], ["0.2", "0.3", "0.5", "1", "2"], minor=False)
-    axes.set_yticks([], minor=True)
-    axes.spines[["top", "right"]].set_visible(False)
-plt.show()
+units = dict(zip(METHODS, (BATCHES * PARTS * 4 * 3, BATCHES * (PARTS + 3) * 3, endless, endless)))
+print()
+columns = {"four stages": "{}"} | {f"rate {rate}": "{:.1%}" for rate in RATES} | {"an epoch, simulated forwards": "{}"}
+report.table(columns, [(method, *found, units[method]) for method, found in trained.items()])
 
 # %% [markdown]
-# One seed, a small model, each rate chosen on the very digits that are shown. Without the stash,
-# training breaks down at rates that the others bear. With it, three updates of delay cost nothing that one seed could
-# show. The synchronous run makes 8 times fewer updates, but exact ones, whatever the number of stages: that is why nearly all
-# large models are trained so.
+# Nearly all large models train synchronously, because those updates are exact for any number of stages.
 #
 # ## Pipelines side by side
 #
-# A pipeline has as many stages as the model needs to fit; more are more bubble. Other devices hold **replicas** of it, each with
-# its own rows of the batch. Ranks of one stage average their gradients.
+# More stages mean more bubble, so use only as many as the model needs to fit. The other devices hold **replicas** of the
+# pipeline, each with its own rows of the batch. The ranks of one stage average their gradients.
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(5.6, 2), layout="constrained")
@@ -1302,19 +1111,18 @@ plt.show()
 #
 # Ranks are numbered along the pipelines: **rank = replica × n_stages + stage**.
 #
-# - `make_grid(n_stages)` also returns the process group of all ranks with this rank's stage, its *data group*. Write how it is
-#   made. `dist.new_group` is a collective: *every* rank calls it for *every* group, in one order, and keeps the one it is in.
-# - `hybrid_step`: `step(rows, their_targets)` runs this replica's pipeline, and leaves the gradients of the mean loss of *its*
-#   rows in `p.grad`. Afterwards they, and the loss that the last stages return, must be those of the mean over the **whole
-#   batch**, also where it does not divide by the replicas. Write what happens to a gradient: the rule of balise 4 once
-#   more, this time with a message.
+# - `make_grid(n_stages)`: make this rank's *data group*, the process group of all ranks with its stage. `dist.new_group` is a
+#   collective: *every* rank calls it for *every* group, in the same order, and keeps its own.
+# - `hybrid_step`: `step` runs this replica's pipeline, and leaves the gradients of the mean loss of *its* rows in `p.grad`. You
+#   turn them, and the loss on the last stages, into those of the mean over the **whole batch**, even where its rows can't be
+#   divided equally.
 #
 # About 3 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# The ranks with stage s are `r * n_stages + s`. Each replica's mean counts by its share of the rows:
-# then `dist.all_reduce(value, group=data_group)` adds up. In place: `value` is the `p.grad` itself.
+# The ranks with stage s are `r * n_stages + s`. Weight each replica's mean by its share of the rows;
+# then `dist.all_reduce(value, group=data_group)` adds up. Work in place: `value` is the `p.grad` itself.
 # </details>
 
 
@@ -1350,53 +1158,13 @@ def hybrid_step(step, parameters, x, targets, replica, data_group):
 tp.check(10, make_grid, hybrid_step)
 
 # %% [markdown]
-# All pieces together: two pipelines of two stages on four ranks, 1F1B in each, a batch that does
-# not divide, each rank beside the whole model in one process.
-
-
-# %%
-def side_by_side(n_stages):
-    number, replica, pipeline, data_group = make_grid(n_stages)
-    before = pipeline[number - 1] if number > 0 else None
-    behind = pipeline[number + 1] if number < n_stages - 1 else None
-    place = Place(number, n_stages, before, behind)
-    stage, actions = my_stage(place), one_f_one_b(number, n_stages, 4)
-    x, labels = make_batch(99)
-
-    def step(rows, targets):
-        loss = run_schedule(actions, stage, place, rows, targets, loss_function, 4)[0]
-        return None if loss is None else torch.as_tensor(loss, device=launch.device())
-
-    loss = hybrid_step(step, list(stage.parameters()), x, labels, replica, data_group)
-    model = make_model()
-    whole = loss_function(model(x), labels)
-    whole.backward()
-    start, stop = balance([0.0, *[1.0] * BLOCKS, 0.0], n_stages)[number]
-    pairs = zip(stage.parameters(), model[start:stop].parameters())
-    error = max(((p.grad - q.grad).norm() / q.grad.norm()).item() for p, q in pairs)
-    return number, replica, error, None if loss is None else (float(loss), whole.item())
+# ## Race: PyTorch's schedules
+#
+# `torch.distributed.pipelining` has the same two schedules.
 
 
 # %% jupyter={"source_hidden": true}
-for rank, (number, replica, error, loss) in enumerate(launch.ranks(side_by_side, 2, n=RANKS[-1], timeout=120)):
-    shown = f", loss {loss[0]:.6f}, one process {loss[1]:.6f}" if loss else ""
-    print(f"rank {rank}: stage {number}, replica {replica}, gradients within {error:.0e} of one process{shown}")
-
-# %% [markdown]
-# The same gradients, whatever the grid. More stages: more bubble, less memory a rank. More replicas: fewer rows for
-# each, and gradients that travel.
-
-
-# %% [markdown]
-# ## Race: PyTorch's schedules
-#
-# `torch.distributed.pipelining` has the same two schedules. Its stages agree on shapes once, in their first step. So yours
-# runs twice: with the shapes *once*, as PyTorch, and *each time*.
-
-# %%
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-
-SCHEDULES = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
+LIBRARY = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
 
 
 def our_step(actions, messages, place, stage, x, labels):
@@ -1409,8 +1177,25 @@ def our_step(actions, messages, place, stage, x, labels):
     return step
 
 
+def race_on_ranks(rounds):
+    """For each schedule: the largest relative gap between a gradient of yours and of PyTorch's, and a race."""
+    place, (x, labels), found = my_place(), make_batch(), {}
+    for name, torchs in LIBRARY.items():
+        stages = [my_stage(place) for _ in range(2)]
+        actions = SCHEDULES[name][0](place.stage, place.n_stages, MICRO_BATCHES)
+        steps = {
+            f"your {name}": our_step(actions, shapes_once(), place, stages[0], x, labels),
+            torchs.__name__: torch_step(torchs, place, stages[1], x, labels),
+        }
+        race = measure.race(steps, rounds, warmup=1, calls=1, device=launch.device())
+        pairs = zip(*(stage.parameters() for stage in stages))
+        found[name] = max(((p.grad - q.grad).norm() / q.grad.norm()).item() for p, q in pairs), race
+    return found
+
+
+# %%
 def torch_step(schedule, place, stage, x, labels):
-    """The same step with a schedule of PyTorch; only the first stage is given the batch."""
+    """A step with a schedule of PyTorch; only the first stage is given the batch."""
     part = PipelineStage(stage, place.stage, place.n_stages, launch.device())
     runner = schedule(part, MICRO_BATCHES, loss_fn=loss_function)
 
@@ -1421,32 +1206,12 @@ def torch_step(schedule, place, stage, x, labels):
     return step
 
 
-# %%
-def race_on_ranks(rounds):
-    """For each schedule: the largest relative gap between a gradient of yours and of PyTorch's, and a race."""
-    place, (x, labels), found = my_place(), make_batch(), {}
-    for name, torchs in SCHEDULES.items():
-        stages = [my_stage(place) for _ in range(3)]
-        actions = ORDERS[name](place.stage, place.n_stages, MICRO_BATCHES)
-        steps = {
-            f"your {name}": our_step(actions, shapes_once(), place, stages[0], x, labels),
-            torchs.__name__: torch_step(torchs, place, stages[1], x, labels),
-            f"your {name}, shapes each time": our_step(actions, None, place, stages[2], x, labels),
-        }
-        race = measure.race(steps, rounds, warmup=1, calls=1, device=launch.device())
-        pairs = list(zip(*(stage.parameters() for stage in stages)))
-        gap = max(((p.grad - q.grad).norm() / q.grad.norm()).item() for mine, q, slow in pairs for p in (mine, slow))
-        found[name] = gap, race
-    return found
-
-
-# %%
 # more ranks than cores take turns on them, and a race tells nothing
 races = {n: launch.ranks(race_on_ranks, ROUNDS, n=n, timeout=200) for n in (RANKS if FULL else RANKS[:1])}
 
 # %% jupyter={"source_hidden": true}
 for n, ranks in races.items():
-    for name in SCHEDULES:
+    for name in LIBRARY:
         gap = max(found[name][0] for found in ranks)
         print(f"{n} ranks on {launch.backend(n)}, {name}: gradients differ by at most {gap:.0e}\n{ranks[0][name][1]}\n")
 print(recorded.line("15_pipeline_under_the_hood", "race"))
@@ -1455,55 +1220,31 @@ if FULL:
     recorded.note("15_pipeline_under_the_hood", "race", medians)
 
 # %% [markdown]
-# Look at the column *time / first*: PyTorch's against yours. Theory says 1: the same work, the same activations.
-# (`ScheduleGPipe` goes backward from the first micro-batch: its sums have another order, and other last bits.)
+# ## Measured again
 #
-# ## Predicted, then measured · further
-#
-# Could you have known the time of 1F1B before you ran it? The events of a GPipe step, such as the one you drew, tell what
-# the stages cost, and two things that the ideal plan left out:
-#
-# - a *message*: from the end of an action to the begin of the one on another stage that waited for it;
-# - a *turn*: from the end of an action to the begin of the next of the same stage, when all it needs is there: Python's time.
-#
-# The simulator does the rest.
-
-
-# %%
-def message_and_turn(events):
-    """Median seconds of a message, and of a turn, in the events of a step on all ranks."""
-    ended = {(kind, k, stage): end for _, kind, k, stage, _, end in events}
-    free, messages, turns = {}, [], []  # free: when a stage ended its last action
-    for _, kind, k, stage, begin, end in sorted(events, key=lambda event: event[4]):
-        sent = ended.get((kind, k, stage - 1 if kind == "F" else stage + 1), 0.0)  # 0: needs no message
-        if stage in free:
-            waits = sent > free[stage]
-            (messages if waits else turns).append(begin - max(sent, free[stage]))
-        free[stage] = end
-    return statistics.median(messages), statistics.median(turns)
-
+# Idle share and step are those of the four stages that sleep; the peaks are those of the model.
 
 # %% jupyter={"source_hidden": true}
-print(f"{'stages':<12} {'message':>8} {'turn':>8}   {'schedule':<9} predicted   measured   predicted / measured")
-for n, what, steps in ((2, "computing", computing), (4, "sleeping", sleeping)):
-    message, turn = message_and_turn(steps["GPipe"])
-    costs = {kind: [cost + turn for cost in stages] for kind, stages in stage_costs(steps["GPipe"]).items()}
-    for name, events in steps.items():
-        guess, truth = plan(name, n, costs, message).seconds, lasted(events)
-        print(f"{n} {what:<10} {1e3 * message:5.2f} ms {1e3 * turn:5.2f} ms   {name:<9} {1e3 * guess:6.0f} ms  {1e3 * truth:6.0f} ms   "
-              f"{guess / truth:12.2f}")  # fmt: skip
+columns = {
+    "": "{}",
+    "idle": "{:.0%}",
+    "a step": measure.human_seconds,
+    "peak on stage 0, MiB": "{:.1f}",
+    "recomputed, MiB": "{:.1f}",
+}
+rows = []
+for name, events in sleeping.items():
+    kept = [peaks[0][run][0] / MIB for run in (name, f"{name}, recomputed")]
+    rows.append((name, measured_bubble(events), lasted(events), *kept))
+report.table(columns, rows)
 
 # %% [markdown]
-# The plan knows a GPipe step, and nothing of 1F1B. Sleeping stages have devices of their own. Computing ones share
-# cores with other programs: how far can a plan be trusted there?
-#
 # ## Past this machine · further
 #
-# A transformer of 70 billion parameters (80 layers, width 8,192) on 16 A100 of 80 GB. A micro-batch is a sequence of 2,048
-# tokens. All of it is arithmetic: 2 operations a parameter and token forward, at an assumed 40 % of 312 TFLOP/s; messages over
-# 100 Gb/s; activations after Korthikanti et al. (2022), with fused attention.
+# *Modelled*: 70 billion parameters of 16 bytes (mixed precision, Adam) on 16 A100 of 80 GB. A micro-batch is a sequence of 2,048
+# tokens. Assumed: 40 % of 312 TFLOP/s, links of 100 Gb/s. Activations after Korthikanti et al. (2022).
 
-# %%
+# %% jupyter={"source_hidden": true}
 FORWARD = 2 * 70e9 / 16 * 2048 / (0.4 * planner.A100.bfloat16)  # seconds of a micro-batch on a stage
 LINK = planner.Link(latency=5e-6, bandwidth=12.5e9)
 MESSAGE = 2 * 2048 * 8192  # bytes of an activation between two stages, bfloat16
@@ -1520,14 +1261,6 @@ def on_sixteen(schedule, n_micro_batches, recompute):
     return 2048 * n_micro_batches / found.seconds, (16 * 70e9 / 16 + max(found.peak_bytes) + working) / 1e9
 
 
-# %% jupyter={"source_hidden": true}
-print(f"forward of a micro-batch on a stage {1e3 * FORWARD:.0f} ms, with its backward {3e3 * FORWARD:.0f} ms, "
-      f"its message {1e3 * MESSAGE / 12.5e9:.1f} ms, its activations {KEPT / 1e9:.1f} GB")  # fmt: skip
-print(
-    f"a step of 64 micro-batches: {2 * 64 * MESSAGE / 1e9:.1f} GB over a cut; all gradients, 2 bytes each: {2 * 70:.0f} GB"
-)
-
-# %% jupyter={"source_hidden": true}
 numbers = [4, 8, 16, 32, 64, 128, 256]
 figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.6), layout="constrained")
 for name, schedule, redo, look in (
@@ -1555,12 +1288,10 @@ figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", nco
 plt.show()
 
 # %% [markdown]
-# Left: with GPipe activations grow with the micro-batches; with 1F1B they stop growing at 16, the number of stages. Only
-# recomputing fits, and costs a second forward: the distance between grey and coloured on the right. And 1F1B goes on fitting
-# with the many micro-batches that make the bubble small.
+# With 1F1B, activations stop growing at 16 micro-batches, the number of stages. Only recomputation fits.
 #
-# A stage works about 80 times as long on a micro-batch (431 ms) as its two messages travel (2.7 ms each); data
-# parallelism would all-reduce all gradients. So a pipeline is what is laid across the *slow* links of a machine.
+# A stage computes 431 ms on a micro-batch, and its message travels 2.7 ms. So lay the pipeline across the *slow* links of a
+# cluster.
 
 # %%
 tp.progress()
@@ -1568,29 +1299,27 @@ tp.progress()
 # %% [markdown]
 # ## Three questions
 #
-# <details><summary>You start to send an activation and go on computing. When may its memory be written again?</summary>
+# <details><summary>You start to send an activation and continue to compute. When may its memory be written again?</summary>
 #
-# Only after <code>wait()</code> on the send (with NCCL it makes the stream wait, not Python). The trap is memory that
-# is used again: a fixed buffer for outputs, or the output of a CUDA graph. The next micro-batch writes there, and the
-# neighbour gets whatever is there at that moment.
+# Only after <code>wait()</code> on the send (with NCCL it makes the stream wait, not Python). The trap is reused memory:
+# a fixed buffer for outputs, or the output of a CUDA graph. The next micro-batch overwrites it, and the neighbour receives
+# whatever is there at that moment.
 # </details>
 #
 # <details><summary>The model has batch norm. Does a pipeline with micro-batches train the same model?</summary>
 #
-# No. Each micro-batch is normalised with its own mean and variance. Layer norm looks at one sample alone: one more reason why
-# large models use it.
+# No. Each micro-batch is normalised with its own mean and variance. Layer norm uses one sample only, which is one more reason
+# why large models use it.
 # </details>
 #
-# <details><summary>First and last layer share one weight (tied embeddings), now on two ranks. What has to be done?</summary>
+# <details><summary>The first and the last layer share one weight (tied embeddings), now on two ranks. What do you have to add?</summary>
 #
-# Both ranks hold a copy and must stay alike: after the backwards, an all-reduce between these two alone adds up the two
-# gradients.
+# Both ranks hold a copy, and the copies must stay equal. After the backwards, an all-reduce between these two ranks adds up
+# their gradients.
 # </details>
 #
 # ## To remember
 #
-# A pipeline cuts the model by layers and sends only what crosses a cut: little, so it bears slow links. Its price is
-# the bubble, $(p-1)/(m+p-1)$ of the time, and micro-batches make it small; their losses count by their rows.
-# GPipe and 1F1B have the same bubble, but 1F1B keeps at most as many micro-batches as there are stages. A schedule is
-# data: simulate it before you run it. Can the bubble be smaller still? **16_pipeline_schedules** does that, with PyTorch's
-# own tools.
+# A pipeline cuts the model by layers and sends only the activations at a cut, so slow links are fast enough. Its price
+# is the bubble, $(p-1)/(m+p-1)$ of the time; more micro-batches make it smaller. GPipe and 1F1B have the same bubble, but
+# 1F1B keeps at most as many micro-batches as there are stages. Next: **16_pipeline_schedules** makes the bubble smaller still.
