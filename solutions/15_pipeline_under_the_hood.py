@@ -269,7 +269,7 @@ for s in range(3):
         left.annotate("", (10.5 - 2.5 * s, -s - 0.25), (10 - 2.5 * s, -s - 0.75), arrowprops={"arrowstyle": "->"})
 left.text(2.2, -0.5, "activation", fontsize=9)
 left.text(8.6, -0.5, "gradient", fontsize=9)
-left.set(title="one batch: who waits for whom", xlabel="time", yticks=[0, -1, -2], ylim=(-2.5, 0.6))
+left.set(title="one batch: a stage waits for its neighbour", xlabel="time", yticks=[0, -1, -2], ylim=(-2.5, 0.6))
 for y, mine, theirs in ((0, "sends activation 2", "stage 1"), (-1, "sends gradient 1", "stage 0")):
     right.barh(y, 3.4, 0.4, color="#999999")
     right.barh(y, 3.2, 0.4, left=3.6, color="white", edgecolor="#999999", linestyle="--")
@@ -280,7 +280,7 @@ for y, mine, theirs in ((0, "sends activation 2", "stage 1"), (-1, "sends gradie
         4, -0.38 if y == 0 else -0.62, f"waits until {theirs} receives", fontsize=8, va="center", color="#D55E00"
     )
     right.annotate("", (3.6, -0.78 - y if y == 0 else -0.22), at, arrowprops={"arrowstyle": "->", "color": "#D55E00"})
-right.set(title="both send first, and wait: for ever", xlabel="time", yticks=[0, -1], ylim=(-1.5, 0.6), xlim=(0, 7.6))
+right.set(title="both send first: deadlock", xlabel="time", yticks=[0, -1], ylim=(-1.5, 0.6), xlim=(0, 7.6))
 for axes in (left, right):
     axes.set_xticks([])
     axes.set_yticklabels([f"stage {s}" for s in range(len(axes.get_yticks()))])
@@ -294,7 +294,7 @@ plt.show()
 # `dist.isend`, which returns a work at once; `dist.recv` waits. In one group, NCCL sends messages in the order in which
 # they were started, so activations and gradients each get a process group, their **lane**.
 #
-# A header (given) tells the receiver shape and dtype of an activation. Write, in about 5 lines:
+# A header (given) tells the receiver the shape and dtype of an activation. Write, in about 5 lines:
 #
 # - `send_activation`: start the sends of header and values, and return the list of works. The values carry no graph. Copy
 #   them only if they aren't contiguous.
@@ -475,7 +475,8 @@ faster.shows(
 )
 
 # %% [markdown]
-# The first row is the price: products of fewer rows, more calls. Make micro-batches no smaller than the bubble demands.
+# The first row shows the price of micro-batches: products of fewer rows, and more calls. Make them no smaller than the bubble
+# demands.
 #
 # ### Balise 5 · Schedules as data · about 8 min
 #
@@ -910,7 +911,7 @@ report.gantt({f"{name}, four stages that sleep, measured": sleeping[name] for na
 # %% [markdown]
 # The formula leaves out messages, Python between two actions, other programs, and stages of unequal cost.
 #
-# ## No bubble at all?
+# ## Asynchronous updates
 #
 # The bubble exists because all ranks finish the batch before they update their weights. **PipeDream** runs an endless 1F1B
 # instead, in which each stage updates its weights after *each* backward. Now the weights change between the forward and the
@@ -1222,7 +1223,7 @@ if FULL:
 # %% [markdown]
 # ## Measured again
 #
-# Idle share and step are those of the four stages that sleep; the peaks are those of the model.
+# The idle share and the step come from the four stages that sleep, the peaks from the stages of the model.
 
 # %% jupyter={"source_hidden": true}
 columns = {
