@@ -1,16 +1,15 @@
 # %% [markdown]
 # # Fully sharded data parallelism with PyTorch · about 85 min, core 35
 #
-# `fully_shard` is PyTorch's ZeRO stage 3: each rank keeps a part of every parameter, of its gradient and of the optimizer's
-# states, and gathers a layer only while it computes with it. The call is one line. The rest is what you tell it: which
-# modules form a group, in which dtypes they compute and travel, what is kept and what is fetched again, where the parts
-# live. Each goes wrong silently, because the losses stay right. So you will look at **what each rank holds, and what it
-# sends**.
+# `fully_shard` is PyTorch's ZeRO stage 3. Each rank keeps a part (*shard*) of every parameter, of its gradient and of the
+# optimizer's states, and gathers a layer only while it computes with it. The call is one line. What you tell it decides
+# what it saves: which modules form a group, in which dtypes they travel, what is kept and what is fetched again. A mistake
+# is silent, because the losses stay right.
 #
-# **What you will gain.** What does one rank hold of Llama 7B in float32 with AdamW? An *estimate*: arithmetic from
-# published sizes, without activations. (All measured figures below are those of the machine that ran the notebook.)
+# **What you will gain.** Fewer *megabytes held by a rank* at the peak of a step, measured here on four ranks, and the
+# price in megabytes sent.
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
 import functools
 import time
@@ -26,34 +25,17 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from dlojz_tp import course, data, frameworks, launch, measure, planner, recorded, scale, todo
+from dlojz_tp import course, data, frameworks, launch, measure, planner, recorded, report, scale, todo
 from dlojz_tp.models import Llama, LlamaConfig, language_loss
 
 tp = course.open("14_fsdp")
 tp
 
-# %%
-LLAMA_7B = LlamaConfig(32_000, width=4096, heads=32, layers=32, max_length=2048, ffn_width=11_008)  # published sizes
-WHOLE_GROUPS = 4 * (LLAMA_7B.n_parameters - 30 * LLAMA_7B.block_parameters)  # bytes: two blocks and the rest, gathered
-print(f"estimate: {LLAMA_7B.n_parameters / 1e9:.2f} billion parameters of 16 bytes (weight, gradient, two moments)\n")
-print("ranks   every rank holds all   shards   shards and what is gathered")
-for ranks in (1, 8, 64, 512):
-    plain, parts = (planner.state_bytes(LLAMA_7B.n_parameters, ranks, stage, mixed_precision=False) for stage in (0, 3))
-    gathered = WHOLE_GROUPS if ranks > 1 else 0
-    peak = (parts.total + gathered) / 1e9
-    print(f"{ranks:>5} {plain.total / 1e9:>19.0f} GB {parts.total / 1e9:>5.1f} GB {peak:>26.1f} GB")
-
-# %% [markdown]
-# A GPU of 80 GB cannot even begin with the whole. With 8 of them it fits, and what is gathered for a moment soon is more than
-# what is kept. That part depends on you.
-#
-# Each GPU is a rank, and the ranks talk through NCCL. Without GPUs, and in cells that need more ranks than there are,
-# the ranks are processes on the CPU, talk through gloo, and share the cores.
-
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 GPUS = torch.cuda.device_count()
 FULL = scale() == "full" and GPUS >= 1
-RANKS = min(4, GPUS) if FULL else 2
+RANKS = min(4, GPUS) if FULL else 4
+TIMED = RANKS if FULL else 2  # ranks of what is timed: no more than there are cores
 TEXT = data.code_text()  # the source of Python's standard library, as tokens
 SMALL = LlamaConfig(TEXT.vocab_size, width=128, heads=8, kv_heads=2, layers=4, max_length=64)
 CONFIG = LlamaConfig(TEXT.vocab_size, width=2048, heads=16, kv_heads=8, layers=16, max_length=1024) if FULL else SMALL
@@ -67,14 +49,11 @@ MB = 1e6
 # %% [markdown]
 # ## The idea
 #
-# With $\Psi$ parameters on $N$ ranks, in float32 with AdamW, a rank holds $16\,\Psi/N$ bytes for ever. A group that computes
-# is whole for a moment: the root's (embedding, last norm, head) from forward into backward, a block's only while it runs,
-# and the next one may be on its way already. With the activations $A$:
+# A *group* is a set of parameters that travels together: one all-gather makes it whole, and one reduce-scatter distributes
+# its gradients. With $\Psi$ parameters on $N$ ranks, in float32 with AdamW, a rank always holds $16\,\Psi/N$ bytes. On top
+# come the groups that are whole at a given moment (the root's, one block, and perhaps the next one) and the activations $A$:
 #
 # $$M \;=\; \frac{16\,\Psi}{N} \;+\; 4\,(\psi_\text{root} + 2\,\psi_\text{block}) \;+\; A$$
-#
-# In backward, the whole gradient of a group is there as well, for a moment. A group is the unit of everything: one
-# all-gather makes it whole, one reduce-scatter spreads its gradients.
 
 # %% jupyter={"source_hidden": true}
 SHARDS, GATHERED, GRADIENTS, STATES, OTHERS = "#0072B2", "#E69F00", "#CC79A7", "#56B4E9", "#009E73"
@@ -104,11 +83,11 @@ plt.show()
 # %% [markdown]
 # ## The baseline, measured first
 #
-# A small decoder of the Llama kind, in plain PyTorch: it knows nothing of ranks. All ranks draw the same weights and see
-# other batches. `language_loss(model, tokens)` is the mean cross-entropy of each next token.
+# A small decoder like Llama, in plain PyTorch. All ranks draw the same weights and see different batches. First plain data
+# parallelism (DDP), which keeps everything on every rank.
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def make_mesh():
     """All ranks in one line: a DeviceMesh of one dimension."""
     return init_device_mesh(launch.device().type, (dist.get_world_size(),))
@@ -135,14 +114,7 @@ def train_step(model, optimizer, tokens):
     return loss.detach()
 
 
-# %% [markdown]
-# `profiled` runs on every rank. `make(mesh)` gives a model and its optimizer. A few steps run under the counters, of which the
-# last counts: the bytes of all living tensors after each operation, by what they are (what a group gathers for a moment is
-# "gathered"), and every collective. Then come the steps whose losses are kept. The bytes that a rank sends are those of
-# ring algorithms.
-
-
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 PARTS = ("parameters", "optimizer states", "gradients", "gathered", "activations")
 
 
@@ -168,7 +140,6 @@ def watched_step(model, optimizer, steps):
     return {part: live.parts_at_peak[part] for part in PARTS}, list(live.history), entries
 
 
-# %% tags=["setup"]
 def profiled(make):
     """On a rank: train what `make(mesh)` gives. Losses, bytes by part, collectives: a dictionary."""
     torch.set_num_threads(1)  # on a CPU, each rank is one core's worth
@@ -187,7 +158,6 @@ def profiled(make):
     }
 
 
-# %% tags=["setup"]
 def profile_all(makers):
     """On a rank: {name: profile} of each `make` in turn."""
     return {name: profiled(make) for name, make in makers.items()}
@@ -196,48 +166,48 @@ def profile_all(makers):
 def run(*known, **makers):
     """Profile each on RANKS ranks and keep rank 0's figures in `found`; print them below those of `known` names."""
     found.update(launch.ranks(profile_all, makers, n=RANKS, timeout=300)[0])
-    print("MB at the peak    weights  optimizer  gradients  gathered  activations    all", end=" | ")
-    print("MB sent  gathers   loss")
+    rows = []
     for name in [name for name in (*known, *makers) if name in found]:
         row, peak = found[name], found[name]["peak"]
-        columns = zip(PARTS, (7, 9, 9, 8, 11))
-        print(f"{name:<16}", *(f"{peak[part] / MB:>{width + 1}.1f}" for part, width in columns), end=" ")
-        print(f"{sum(peak.values()) / MB:>6.1f} | {row['sent'] / MB:>7.1f} {row['gathers']:>8}", end=" ")
-        print(f"{row['losses'][-1]:>7.3f}")
+        parts = [peak[part] / MB for part in PARTS]
+        rows.append((name, *parts, sum(parts), row["sent"] / MB, row["gathers"], row["losses"][-1]))
+    columns = {"MB at the peak": "{}"} | dict.fromkeys((*PARTS, "all", "MB sent"), "{:.1f}")
+    report.table(columns | {"gathers": "{}", "loss": "{:.3f}"}, rows)
 
 
+found = {}
+
+
+# %%
 def replicated(mesh):
     """Plain data parallelism: everything on every rank."""
     model = DDP(make_model(), gradient_as_bucket_view=True)
     return model, torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.1)
 
 
-found = {}
-
-# %%
-MILLION = 1e6
-print(f"{CONFIG.n_parameters / MILLION:.2f} million parameters", end=", ")
-print(f"of which {CONFIG.layers} × {CONFIG.block_parameters / MILLION:.2f} in blocks\n")
+print(
+    f"{CONFIG.n_parameters / 1e6:.2f} million parameters, {CONFIG.layers} × {CONFIG.block_parameters / 1e6:.2f} in blocks"
+)
 run(replicated=replicated)
 
 # %% [markdown]
-# Weights and two moments, 12 bytes for each parameter, and 4 for its gradient, on every rank. This is what has to shrink.
-
-# %% [markdown]
+# Each parameter costs 16 bytes on every rank: weight, gradient and two moments.
+#
 # ### Balise 1 · Shard by block, then the root · about 8 min
 #
-# **`shard(model, mesh)`**: one group for each of `model.blocks`, and one for all that is left (embedding, last norm, head),
-# over the ranks of `mesh`. `fully_shard` works in place: each parameter becomes a `DTensor`, of which this rank holds its
-# rows, and names stay as they are. Return the model. About 3 lines.
+# **`shard(model, mesh)`**: make one group for each of `model.blocks`, and one for all other parameters (embedding, last norm,
+# head), over the ranks of `mesh`. `fully_shard` works in place: it turns each parameter into a `DTensor`, of which this rank
+# holds its rows, and keeps the names. Return the model. About 3 lines.
 #
-# **`prepare(model, mesh, shard, learning_rate)`**: shard with the function that is given, because later balises hand in
-# others, and go on with the model that it returns. Make a `torch.optim.AdamW` with a weight decay of 0.1. Return
+# **`prepare(model, mesh, shard, learning_rate)`**: shard with the function that is passed in, because later balises pass
+# others, and continue with the model that it returns. Make a `torch.optim.AdamW` with a weight decay of 0.1. Return
 # `(model, optimizer)`. About 2 lines.
 #
 # <details><summary>Hint</summary>
 #
 # `fully_shard(module, mesh=mesh)` makes one group of all parameters below `module` **that are in no group yet**, and returns
-# the module. So in which order? And it *replaces* the parameters by new ones: what must not have looked at them before?
+# the module. So in which order do you call it? And it *replaces* the parameters by new ones. What must not have seen the
+# old ones?
 # </details>
 
 
@@ -263,13 +233,10 @@ def prepare(model, mesh, shard, learning_rate):
 tp.check(1, shard, prepare)
 
 # %% [markdown]
-# Now what one often sees: `fully_shard` around the model, once. The losses are the same. Guess before you run the next
-# cells.
+# A frequent mistake is to call `fully_shard` once, on the whole model.
 
 # %%
-at_root = tp.predict(
-    "Sharded by the root alone: what percentage of plain data parallelism's peak does a rank hold, here?", ...
-)
+at_root = tp.predict("One group for the whole model: what percentage of DDP's peak does a rank hold, here?", ...)
 
 
 # %%
@@ -288,7 +255,7 @@ most = {name: sum(row["peak"].values()) for name, row in found.items()}
 at_root.shows(
     100 * most["root_only"] / most["replicated"],
     "{:.0f} %",
-    "The shards are small, but the whole model is gathered in one piece beside them, and activations are not shared out.",
+    "The shards are small, but the whole model is gathered in one piece beside them, and activations are not sharded.",
 )
 
 
@@ -312,31 +279,27 @@ if {"replicated", "root_only", "by_block"} <= found.keys():
     plt.show()
 
 # %% [markdown]
-# By the root alone, the whole model is gathered in one piece and stays until backward is through; then a whole gradient
-# stands beside it, before it is spread (the step near the end). By block, what is gathered is the root's group, and one
-# block for a moment. ("Activations" are also temporary tensors and gradients that are not spread yet.) Two ranks only halve
-# the shards; on 64 they would be a 64th, and what is gathered as large as here.
-#
-# The price is in the last columns: a block travels twice in a step, what stays whole travels once.
+# With one group, the whole model is gathered and stays until the end of backward, where a whole gradient joins it. With a group
+# for each block, only the root's group and one block are whole. The price is in the columns *MB sent* and *gathers*: each
+# block travels twice.
 #
 # ### Balise 2 · Mixed precision, told to the groups · about 5 min
 #
-# A policy belongs to a group. It names up to three dtypes: `param_dtype`, to which the shards are cast before they travel,
-# and in which the layers compute; `reduce_dtype`, in which the gradients of all ranks are added up; `output_dtype`, to
-# which is cast what the group's module returns. The shards stay float32, and so do the gradients and states beside them.
+# A policy belongs to a group and names up to three dtypes. `param_dtype`: the shards are cast to it before they travel, and the
+# layers compute in it. `reduce_dtype`: the gradients of all ranks are added up in it. `output_dtype`: the output of the
+# group's module is cast to it. The shards, their gradients and the states stay float32.
 #
-# bfloat16 halves what travels and what is computed with, and keeps 8 significant bits of each number. That is enough to
-# multiply, and too little where many numbers are added up: over all ranks, or over the vocabulary, in the loss of the
-# logits that the model returns.
+# bfloat16 halves the bytes and keeps 8 significant bits. That is enough to multiply, and too little to add up many numbers:
+# over all ranks, or over the vocabulary in the loss.
 #
-# In **`shard_mixed(model, mesh)`** the groups of balise 1 are given. Write their policies: `policy` for each block, `last`
-# for the root. Which dtypes in each, and where do the two differ? About 2 lines.
+# **`shard_mixed(model, mesh)`**: the groups of balise 1 with one policy for each block and another for the root
+# (`mp_policy=`). Where do the two differ? About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `MixedPrecisionPolicy(param_dtype=..., reduce_dtype=..., output_dtype=...)`; what is left out stays as it comes: the sum
-# is made in the gradients' dtype. The logits leave the model through one module only. What a block returns goes to
-# the next block, or to the norm and the head, which belong to the root's group and cast nothing on the way in.
+# `MixedPrecisionPolicy(param_dtype=..., reduce_dtype=..., output_dtype=...)`; without `reduce_dtype`, the sum is made in the
+# gradients' dtype. The logits leave the model through one module only. The output of a block goes to the next block, or to
+# the norm and the head, which belong to the root's group and do not cast their input.
 # </details>
 
 
@@ -345,20 +308,15 @@ def shard_mixed(model, mesh):
     """Shard as `shard`; compute and gather in bf16, reduce and update in float32, float32 logits. Returns the model."""
     # BEGIN SOLUTION
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    # END SOLUTION
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    # BEGIN SOLUTION
     last = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32)
-    # END SOLUTION
     return fully_shard(model, mesh=mesh, mp_policy=last)
+    # END SOLUTION
 
 
 # %%
 tp.check(2, shard_mixed)
-
-# %% [markdown]
-# Guess before you run the next cells: the bytes that travel.
 
 # %%
 half = tp.predict("How many times as much as in float32 does a rank send in a step with these policies?", ...)
@@ -373,24 +331,21 @@ if found["by_block"]["sent"]:  # a single GPU sends nothing
     )
 
 # %% [markdown]
-# Half the bytes in what is gathered. Activations fall by less, as logits and loss stay in float32. The shards have not
-# shrunk: they are the float32 *master weights* of mixed precision, and here they cost $1/N$. Not everything has units
-# for bf16: some processors do, and Tensor Cores from the A100 on.
+# The gathered bytes halve. Activations shrink less, because logits and loss stay float32. The shards stay as large as before:
+# they are the float32 *master weights*, which cost only $1/N$ here.
 #
 # ### Balise 3 · Compute activations again · about 5 min
 #
-# Sharding does nothing for activations. Recomputation does: a segment of the model keeps only its input, and runs forward
-# once more when backward comes to it. One segment for everything would save nothing, because all its activations
-# would be there again at once. A block is a good segment, and not all blocks have to be one.
+# Sharding does not shrink activations. Activation checkpointing does: a segment of the model keeps only its input, and runs
+# forward again when backward reaches it. A block is a good segment, and not every block has to be one.
 #
-# **`shard_recomputed(model, mesh, every=1)`**: make segments of the blocks 0, `every`, 2·`every`, …; the others stay as they
-# are, and all parameters keep their names, by which checkpoints find them. The groups, which are made afterwards, are given.
-# About 2 lines.
+# **`shard_recomputed(model, mesh, every=1)`**: make segments of the blocks 0, `every`, 2·`every`, …; leave the others as they
+# were. Then make the groups of balise 1. About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `checkpoint_wrapper(block)` *returns a new module* around the block, and changes nothing in the model: who calls it?
-# `model.blocks` takes an index, as a list does.
+# `checkpoint_wrapper(block)` *returns a new module* around the block, and changes nothing in the model. So where do you store
+# it? You can assign to an entry of `model.blocks`, as in a list. The parameters keep their names.
 # </details>
 
 
@@ -400,20 +355,17 @@ def shard_recomputed(model, mesh, every=1):
     # BEGIN SOLUTION
     for index in range(0, len(model.blocks), every):
         model.blocks[index] = checkpoint_wrapper(model.blocks[index])
-    # END SOLUTION
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
+    # END SOLUTION
 
 
 # %%
 tp.check(3, shard_recomputed)
 
-# %% [markdown]
-# Guess before you run the next cells: each block runs forward twice in a step now.
-
 # %%
-once_more = tp.predict("How many all-gathers more does a step have when all blocks run again?", ...)
+once_more = tp.predict("How many more all-gathers does a step have when every block runs forward twice?", ...)
 
 # %%
 run("by_block", second_again=making(shard_recomputed, every=2), every_again=making(shard_recomputed))
@@ -424,21 +376,22 @@ once_more.shows(
 )
 
 # %% [markdown]
-# The same losses, far fewer activations. The price is one more forward of these blocks, a third of the computing more if
-# all do it. The peak is now in backward, where one block is whole beside the root's group: it shows under "gathered".
+# The losses are the same. The price is a second forward of these blocks. The peak is now in backward, where one block is
+# whole beside the root's group, so *gathered* grows.
 #
 # ### Balise 4 · What stays gathered between forward and backward · about 5 min
 #
-# Each block is gathered twice in a step. If there is memory to spare, a block can stay whole from forward to backward, and
-# travel once. Write **`shard_kept(model, mesh, kept)`**: groups as in balise 1, of which `kept` blocks (0 to all) stay whole
-# after forward, and the others are freed. Which ones? All of them save one all-gather each, but not all of them hold their
-# memory equally long: choose those that hold it for the shortest time. After backward, none is whole. The root's call is
-# given. About 3 lines.
+# Each block is gathered twice in a step. With memory to spare, a block can stay whole from forward to backward, and travel
+# once.
+#
+# **`shard_kept(model, mesh, kept)`**: the groups of balise 1, of which `kept` blocks (0 to all) stay whole after forward. Each
+# of them saves one all-gather, but they don't all hold their memory equally long. Choose those that hold it for the shortest
+# time. After backward, none is whole. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
 # Backward begins where forward ends. `fully_shard(..., reshard_after_forward=...)` takes a truth value for each group: is it
-# *freed*? (A number means something else: shard over fewer ranks.) Mind `kept == 0`: `blocks[-0:]` is all blocks.
+# *freed* after forward? (A number means something else: shard over fewer ranks.) Mind `kept == 0`: `blocks[-0:]` is all blocks.
 # </details>
 
 
@@ -449,8 +402,8 @@ def shard_kept(model, mesh, kept):
     first = len(model.blocks) - kept
     for index, block in enumerate(model.blocks):
         fully_shard(block, mesh=mesh, reshard_after_forward=index < first)
-    # END SOLUTION
     return fully_shard(model, mesh=mesh)
+    # END SOLUTION
 
 
 # %%
@@ -460,27 +413,12 @@ tp.check(4, shard_kept)
 KEPT = (CONFIG.layers // 2, CONFIG.layers)
 run("by_block", **{f"kept_{kept}": making(shard_kept, kept=kept) for kept in KEPT})
 
-# %% jupyter={"source_hidden": true}
-names = {0: "by_block"} | {kept: f"kept_{kept}" for kept in KEPT}
-rows = [(kept, found[name]) for kept, name in names.items() if name in found]
-if len(rows) == len(names):
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.9), layout="constrained")
-    numbers = [kept for kept, _ in rows]
-    left.plot(numbers, [row["peak"]["gathered"] / MB for _, row in rows], "o-", color=GATHERED)
-    left.set(title="memory", ylabel="gathered at the peak, MB")
-    right.plot(numbers, [row["sent"] / MB for _, row in rows], "o-", color="#555555")
-    right.set(title="communication", ylabel="sent by a rank in a step, MB")
-    for axes, what in ((left, [row["peak"]["gathered"] for _, row in rows]), (right, [row["sent"] for _, row in rows])):
-        axes.set(xlabel=f"blocks kept whole, of {CONFIG.layers}", ylim=(0, 1.1 * max(what) / MB or 1), xticks=numbers)
-    plt.show()
-
 # %% [markdown]
-# A straight trade: each block kept costs its 4 bytes a parameter, and saves one all-gather of them. With all blocks kept, this
-# is ZeRO stage 2 in what it sends: two thirds for the blocks. It is for slow networks and memory that is left.
+# Each kept block costs 4 bytes a parameter and saves one all-gather. This is for slow networks and spare memory.
 #
 # ### Balise 5 · Shards in the CPU's memory · further · about 7 min
 #
-# When even the shards are too many, they can live in the memory of the host. In a step,
+# When even the shards are too large for the GPU, they can stay in the memory of the host:
 #
 # ```
 # host   shards, updated by AdamW  ←  shards of the gradients
@@ -488,15 +426,14 @@ if len(rows) == len(names):
 # GPU    gather, forward, free, gather, backward, reduce-scatter
 # ```
 #
-# Write the groups of **`shard_offloaded(model, mesh, pin)`**; the policy is given. `pin` asks for page-locked memory, so that
-# copies overlap with computing; it needs a GPU. Which groups must be offloaded? It is tempting to leave the root's
-# shards (embedding, head) on the GPU, as they are large and used at both ends. What else would stay there with them? About 3
-# lines.
+# **`shard_offloaded(model, mesh, pin)`**: write the groups; the policy is given. Page-locked memory (`pin`) lets copies
+# overlap with computing and needs a GPU. It is tempting to leave the root's shards on the GPU, because they are used at
+# both ends of a step. What else would stay there with them? About 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `fully_shard(..., offload_policy=policy)`, for each group by itself. AdamW's moments and the gradients lie where their shards
-# lie: 16 bytes a parameter in all.
+# `fully_shard(..., offload_policy=policy)`, for each group separately. AdamW's moments and the gradients are where their
+# shards are: 16 bytes a parameter in all.
 # </details>
 
 
@@ -514,57 +451,33 @@ def shard_offloaded(model, mesh, pin):
 # %%
 tp.check(5, shard_offloaded)
 
-# %%
+# %% jupyter={"source_hidden": true}
+LLAMA_7B = LlamaConfig(32_000, width=4096, heads=32, layers=32, max_length=2048, ffn_width=11_008)  # published sizes
 if FULL:
     run("by_block", offloaded=making(shard_offloaded, pin=True))
 else:
-    print("The shards are in the CPU's memory already: without a GPU there is nothing to measure here.")
-
-# %% [markdown]
-# What does it cost? Per step and rank, the shards go up the link to the GPU twice (forward, backward; the root's only once,
-# which the estimate below leaves aside) in float32, and the gradients down once. Then the CPU updates the shard: how long does one core take here, with
-# `fused=True`, in one pass over memory? All else is an *estimate*: rates are assumptions.
-
-# %%
-weights = nn.Parameter(torch.zeros(10_000_000))
-weights.grad = torch.ones_like(weights)
-threads, optimizer, times = torch.get_num_threads(), torch.optim.AdamW([weights], fused=True), []
-torch.set_num_threads(1)
-for _ in range(7):  # the first makes the states
-    start = time.perf_counter()
-    optimizer.step()
-    times.append((time.perf_counter() - start) / weights.numel())
-torch.set_num_threads(threads)
-UPDATE = min(times)  # seconds of a core for a parameter
-print(f"measured: {1e9 * UPDATE:.1f} s of one core for the update of a billion parameters")
-
-# %%
-LINK, SPEED = 25e9, 0.4 * planner.H100.bfloat16  # bytes/s between host and GPU, FLOP/s reached by the GPU: assumptions
-SEQUENCE = 2048  # tokens
-print("estimate: Llama 7B on 8 GPUs, float32 shards in host memory, bf16 compute\n")
-moved = 3 * 4 * LLAMA_7B.n_parameters / 8  # bytes
-print(f"over the link: {moved / 1e9:.1f} GB in a step, {moved / LINK:.2f} s; saved on the GPU: ", end="")
-print(f"{planner.state_bytes(LLAMA_7B.n_parameters, 8, 3, mixed_precision=False).total / 1e9:.1f} GB")
-cores = 8  # of the host for each GPU; more help only where its memory is fast enough
-print(f"update of the shard on {cores} cores: {UPDATE * LLAMA_7B.n_parameters / 8 / cores:.2f} s")
+    print("Without a GPU there is nothing to measure: the shards are in the CPU's memory already.")
+print("estimate: Llama 7B on 8 GPUs, a link of 25 GB/s to the host, 40 % of an H100's bf16 FLOP/s")
+moved, saved = (
+    3 * 4 * LLAMA_7B.n_parameters / 8,
+    planner.state_bytes(LLAMA_7B.n_parameters, 8, 3, mixed_precision=False),
+)
+print(
+    f"a step moves {moved / 1e9:.1f} GB over the link, {moved / 25e9:.2f} s; saved on the GPU: {saved.total / 1e9:.1f} GB"
+)
 for sequences in (1, 4, 16):
-    computing = sequences * SEQUENCE * LLAMA_7B.flops_per_token(SEQUENCE) / SPEED
-    print(f"{sequences:>3} sequences of {SEQUENCE} tokens a GPU: {computing:5.2f} s of computing")
+    computing = sequences * 2048 * LLAMA_7B.flops_per_token(2048) / (0.4 * planner.H100.bfloat16)
+    print(f"{sequences:>3} sequences of 2048 tokens a GPU: {computing:5.2f} s of computing")
 
 # %% [markdown]
-# With few tokens in a step the link is the bottleneck; with many it can hide behind computing, where the memory is pinned.
-# The update comes on top, after backward. One trap on a GPU: clipping the gradients' norm now runs a collective on *CPU*
-# tensors, which NCCL does not carry. Start the process group with both, `init_process_group("cpu:gloo,cuda:nccl")`.
-# Another trap, on CPUs too: the norm of a sharded gradient is a `DTensor`. `.item()` of `p.grad.norm()`, or of what `clip_grad_norm_`
-# returns for `norm_type=inf`, gives the norm of this rank's shard alone. Call `full_tensor()` first.
-
-# %% [markdown]
+# With few tokens in a step the link is the bottleneck; with many, it hides in the computing.
+#
 # ## A model that is never whole
 #
-# So far each rank made the whole model and then cut it. A model of 70 billion parameters is 280 GB in float32: no rank can
-# make it first. Tensors on the **meta device** have a shape and a dtype, and no memory.
+# So far each rank made the whole model and then cut it. 70 billion parameters take 280 GB in float32, so no rank can do that.
+# Tensors on the **meta device** have a shape and a dtype, and no memory.
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 import tempfile
 import warnings
 
@@ -578,19 +491,18 @@ make_plain = functools.partial(Llama, SMALL)  # on the device that is the defaul
 # %% [markdown]
 # ### Balise 6 · Born in shards · further · about 9 min
 #
-# Without memory a model can be made whole, cut, and only then be given memory: for its shards alone. Write
-# `build_sharded(make_plain, mesh, seed)` so that at no time a rank holds more than its shards and one whole block.
-# `make_plain()` makes a plain model; its method `init_weights()` fills all parameters and the rotary tables in place, with
-# random numbers from this rank's generator. The memory is to be on `mesh.device_type`.
+# Make the model without memory, cut it, and then allocate memory for its shards alone. Write `build_sharded(make_plain, mesh,
+# seed)` so that a rank never holds more than its shards and one whole block. `make_plain()` makes a plain model. Its method
+# `init_weights()` fills all parameters and the rotary tables in place, with random numbers from this rank's generator. The
+# memory has to be on `mesh.device_type`.
 #
-# The seed decides the weights: the same seed and number of ranks, the same weights. But on a CPU each rank fills its rows from its
-# own generator: what happens if all set the same seed? (On GPUs `DTensor` wants one seed of all.) `return model` is given. About
-# 6 lines.
+# The same seed and number of ranks give the same weights. But on a CPU each rank fills its rows from its own generator. What
+# happens if all ranks set the same seed? (On GPUs, `DTensor` expects one seed for all.) About 6 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `with torch.device("meta"):` around the making; `shard` works on the meta device; `model.to_empty(device=...)` gives memory
-# without values, to what there is *then*. `mesh.get_local_rank()` tells the ranks apart.
+# Call `make_plain` inside `with torch.device("meta"):`. `shard` works on the meta device. `model.to_empty(device=...)`
+# allocates memory without values for the tensors that exist *then*. `mesh.get_local_rank()` tells the ranks apart.
 # </details>
 
 
@@ -612,7 +524,7 @@ def build_sharded(make_plain, mesh, seed):
 tp.check(6, build_sharded)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def bytes_to_build(*makers):
     """On a rank, for each `make`: most bytes held while a sharded model is made, and bytes of its shards."""
     warnings.filterwarnings("ignore", message="DTensor random operators")
@@ -632,41 +544,32 @@ def born_in_shards(mesh):
     return build_sharded(make_plain, mesh, seed=0)
 
 
+rows = []
 for n in (2, 4):
     built = launch.ranks(bytes_to_build, cut_afterwards, born_in_shards, n=n)[0]
-    for name, sizes in zip(("whole, then cut", "born in shards"), built):
-        peak, kept = map(measure.human_bytes, sizes)
-        print(f"{n} ranks, {name:<16} {peak:>9} at the peak, {kept:>9} kept")
-
-# %% [markdown]
-# With more ranks the first figure stays above the size of the model, the second one falls with the shards. On GPUs `DTensor`
-# keeps the random numbers of shards apart by itself: with its first ones it gives all ranks the generator's state of rank 0,
-# and there the seeds are to be equal. A checkpoint of a model that was trained before takes the place of
-# `init_weights`; the rotary tables, which are in no checkpoint, have to be filled even so.
+    rows += [(n, name, *sizes) for name, sizes in zip(("whole, then cut", "born in shards"), built)]
+report.table({"ranks": "{}", "made": "{}", "peak": measure.human_bytes, "kept": measure.human_bytes}, rows)
 
 # %% [markdown]
 # ## Checkpoints of shards
 #
-# `torch.save` on rank 0 needs the whole model there, and all other ranks wait. `torch.distributed.checkpoint` lets each
-# rank write the shards it has, into one folder, and writes down in `.metadata` which rows lie where. A job with another
-# number of ranks reads the rows *it* needs.
-
-# %% [markdown]
+# `torch.save` on rank 0 needs the whole model there. With `torch.distributed.checkpoint` (`dcp`), each rank writes its shards
+# into one folder, and `.metadata` notes which rows are where. A job with another number of ranks reads the rows *it* needs.
+#
 # ### Balise 7 · Saved on 4 ranks, loaded on 2 · further · about 9 min
 #
-# The state of a training is a nested dictionary of tensors and numbers: weights, AdamW's moments and learning rate, the
-# step. `dcp`, that is `torch.distributed.checkpoint`, saves one; and *loads into one that is there*: it fills the tensors in
-# place, and what has no place is not read. A new AdamW has no moments yet. So who makes the places?
-# `get_state_dict(model, optimizer)` returns both states, with a place for everything, and puts no parameter together.
+# The state of a training is a nested dictionary: weights, AdamW's moments and learning rate, the step. `dcp` saves one, and
+# *loads into an existing one*: it fills the tensors in place and skips what has no place. A new AdamW has no moments yet.
+# `get_state_dict(model, optimizer)` returns both states, with a place for everything.
 #
 # - **`save_checkpoint(folder, model, optimizer, step)`**, on all ranks: everything into one checkpoint. About 2 lines.
 # - **`load_checkpoint(folder, model, optimizer)`**, on *any* number of ranks, for a new model and a new optimizer: make a
-#   `state` with all places, and let `dcp` fill it. Given is the end, which hands its parts back. About 3 lines.
+#   `state` with all places, and let `dcp` fill it. About 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `dcp.save(state, checkpoint_id=folder)`, `dcp.load(state, checkpoint_id=folder)`. The keys are those that the given lines
-# use: `"model"`, `"optimizer"`, `"step"`.
+# `dcp.save(state, checkpoint_id=folder)`, `dcp.load(state, checkpoint_id=folder)`. The given lines use the keys `"model"`,
+# `"optimizer"` and `"step"`.
 # </details>
 
 
@@ -694,7 +597,7 @@ def load_checkpoint(folder, model, optimizer):
 tp.check(7, save_checkpoint, load_checkpoint)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def some_losses(model, optimizer, steps):
     """Mean losses over all ranks of steps on the same 8 sequences a step, whatever the number of ranks."""
     losses = []
@@ -723,44 +626,34 @@ def load_and_train(folder):
     return some_losses(model, optimizer, range(step, step + 2))
 
 
-# %%
 with tempfile.TemporaryDirectory() as folder:
     there = launch.ranks(train_and_save, folder, n=4)[0]
     files = {file.name: file.stat().st_size for file in sorted(Path(folder).iterdir())}
     here = launch.ranks(load_and_train, folder, n=2)[0]
-for name, size in files.items():
-    print(f"{name:<14} {measure.human_bytes(size):>9}")
+report.table({"file": "{}", "size": measure.human_bytes}, list(files.items()))
 print("4 ranks went on with losses ", " ".join(f"{loss:.6f}" for loss in there))
 print("2 ranks, from the checkpoint", " ".join(f"{loss:.6f}" for loss in here))
 
 # %% [markdown]
-# `.metadata` is written last: a folder without it is a checkpoint that was never finished. So give each checkpoint a folder
-# of its own, and delete the one before when the new one is complete. `dcp.async_save` copies the shards and writes them
-# while training goes on; its ranks agree through the CPU meanwhile, so beside NCCL it wants a backend for that, too:
-# `init_process_group("cpu:gloo,cuda:nccl")`.
-
-# %% [markdown]
+# `.metadata` is written last: a folder without it is an unfinished checkpoint. So write each checkpoint into a new folder, and
+# delete the previous one afterwards.
+#
 # ## Several micro-batches a step
 #
-# A batch that does not fit is cut into micro-batches, their gradients add up, and one step follows. With DDP, `no_sync()`
-# saves all exchanges but the last. Sharded, there is a choice to make: between two micro-batches a rank keeps *either*
-# its part of the gradients, exchanged each time, *or* all of them, exchanged once.
-
-# %% [markdown]
 # ### Balise 8 · Accumulate, exchange once · further · about 10 min
 #
-# Here you write the second: `accumulate(model, micro_batches, optimizer)` makes *one* step that equals a step on all
-# sequences at once. `micro_batches` is a list of token tensors `(b_i, s + 1)`; the last one may have fewer sequences, and
-# `language_loss` is a mean over its own: what is each one's weight in the whole mean?
+# A batch that does not fit is cut into micro-batches, and their gradients add up. Between two micro-batches, a rank keeps
+# *either* its shard of the gradients, exchanged each time, *or* all gradients, exchanged once. Write the second:
+# `accumulate(model, micro_batches, optimizer)` makes *one* step that equals a step on all sequences at once.
 #
-# Given: the number of all `sequences`, and what is before and after the loop. Write the loop: one micro-batch after the
-# other, its gradients kept, and exchanged with the last one alone. Add this rank's mean loss up in `total`, detached. About
-# 7 lines.
+# `micro_batches` is a list of token tensors `(b_i, s + 1)`. The last one may have fewer sequences, and `language_loss` is a mean
+# over its own: what is the weight of each one in the whole mean? Write the loop: one micro-batch after the other, with one
+# exchange of gradients, in the last. Add up this rank's mean loss in `total`, detached. About 7 lines.
 #
 # <details><summary>Hint</summary>
 #
 # `model.set_requires_gradient_sync(False)` on the root tells all modules below to keep their gradients, `True` to exchange
-# them; `model.set_is_last_backward(False)` spares them the tidying up after a backward that is not the last.
+# them. `model.set_is_last_backward(False)` skips the cleanup after a backward that is not the last.
 # </details>
 
 
@@ -787,7 +680,7 @@ def accumulate(model, micro_batches, optimizer):
 tp.check(8, accumulate)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def accumulate_exchanging(model, micro_batches, optimizer):
     """The same for equal micro-batches, with an exchange after each."""
     optimizer.zero_grad()
@@ -819,23 +712,23 @@ def prices_of(*steps, micro_batches=4):
     return found
 
 
+KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 prices = launch.ranks(prices_of, accumulate, accumulate_exchanging, n=RANKS, timeout=120)[0]
-for name, (peak, volume) in zip(("one exchange", "an exchange each time"), prices):
-    sent = ", ".join(f"{kind} {measure.human_bytes(size)}" for kind, size in sorted(volume.items()))
-    print(f"{name:<22} peak of a rank {measure.human_bytes(peak):>9}; handed in: {sent}")
+rows = [
+    (name, peak, *(volume.get(kind, 0) for kind in KINDS[:2]))
+    for name, (peak, volume) in zip(("one exchange", "an exchange each time"), prices)
+]
+report.table({"handed in by a rank": "{}"} | dict.fromkeys(("peak", *KINDS[:2]), measure.human_bytes), rows)
 
 # %% [markdown]
-# One exchange saves three of four reduce-scatters and costs memory: **all** gradients, whole and in float32, on every
-# rank, until the last micro-batch. Where they do not fit, exchange each time. The all-gathers are paid for every micro-batch
-# either way.
-
-# %% [markdown]
+# One exchange saves three of four reduce-scatters. In return, each rank holds **all** gradients in float32 up to the last
+# micro-batch.
+#
 # ## Shards within a node, replicas over nodes
 #
-# Over 1,024 GPUs, each all-gather of a block is a ring of 1,024 ranks through the slow links between nodes. *Hybrid*
-# sharding cuts the model over the GPUs of a node only, and keeps a replica on each node. The gathers stay inside; between
-# nodes travels one all-reduce of a rank's shard of the gradients. The price: shards are as large as if there were one
-# node.
+# On 1,024 GPUs, each all-gather is a ring of 1,024 ranks over the slow links between nodes. *Hybrid* sharding cuts the model
+# over the GPUs of one node and keeps a replica on each node. Between nodes, only an all-reduce of gradient shards
+# travels. The price: the shards are as large as on a single node.
 
 
 # %% jupyter={"source_hidden": true}
@@ -865,8 +758,8 @@ draw_mesh()
 # %% [markdown]
 # ### Balise 9 · Hybrid sharding · further · about 5 min
 #
-# `shard_hybrid(model, replicas)`: `replicas` copies of the model, each cut over `shards` neighbouring ranks, which sit on one
-# node. `init_device_mesh(device_type, shape, mesh_dim_names=...)` lays the ranks into a table, row by row:
+# `shard_hybrid(model, replicas)`: `replicas` copies of the model, each cut over `shards` neighbouring ranks on one node.
+# `init_device_mesh(device_type, shape, mesh_dim_names=...)` puts the ranks into a table, row by row:
 #
 # ```
 # shape (2, 4):   0 1 2 3         shape (4, 2):   0 1
@@ -875,13 +768,12 @@ draw_mesh()
 #                                                 6 7
 # ```
 #
-# Over such a mesh, `fully_shard` cuts along each row, and copies down each column. Which table is that of two nodes with four
-# GPUs each? Which shape is it for any `replicas` and `shards`? Make the mesh, make the groups of balise 1 over it, and
-# return the model. The refusal of a number that does not divide the ranks is given. About 2 lines.
+# Over a mesh with two dimensions, `fully_shard` cuts along each row and copies down each column. Which shape is right for
+# any `replicas` and `shards`? Make the mesh, make the groups of balise 1 over it, and return the model. About 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `launch.device().type` is the kind of device. `fully_shard` wants the two dimensions to have names, which you choose. You
+# `launch.device().type` is the kind of device. `fully_shard` needs names for the two dimensions, which you choose. You
 # have a function that makes the groups over a mesh.
 # </details>
 
@@ -902,7 +794,7 @@ def shard_hybrid(model, replicas):
 tp.check(9, shard_hybrid)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def kept_and_sent(*numbers):
     """On a rank, for each number of replicas: bytes kept between steps, {collective: bytes handed in} of a step."""
     found = []
@@ -917,25 +809,168 @@ def kept_and_sent(*numbers):
     return found
 
 
-for replicas, (kept, volume) in zip((1, 2), launch.ranks(kept_and_sent, 1, 2, n=4)[0]):
-    sent = ", ".join(f"{kind} {measure.human_bytes(size)}" for kind, size in sorted(volume.items()))
-    ranks = f"replicas {replicas}, ranks for each {4 // replicas}"
-    print(f"{ranks}: keeps {measure.human_bytes(kept):>9}; hands in {sent}")
+rows = [
+    (replicas, 4 // replicas, kept, *(volume.get(kind, 0) for kind in KINDS))
+    for replicas, (kept, volume) in zip((1, 2), launch.ranks(kept_and_sent, 1, 2, n=4)[0])
+]
+columns = {"replicas": "{}", "ranks for each": "{}"} | dict.fromkeys(("keeps", *KINDS), measure.human_bytes)
+report.table(columns, rows)
 
 # %% [markdown]
-# Read the second line as two nodes of two ranks: the gathers and the reduce-scatters stay on a node, and the all-reduce,
-# the only message between nodes, carries half the gradients. `fully_shard` copies nothing between replicas at the start:
-# they must be built with the same numbers.
-
-# %% [markdown]
-# ## From this machine to billions
+# Read the second row as two nodes of two ranks. Only the all-reduce passes between the nodes, with half the gradients. Build all
+# replicas with the same weights: `fully_shard` does not copy them at the start.
 #
-# Most bytes of a step can be known without a GPU and without the memory: with **fake tensors** the very same code runs,
-# `fully_shard`, autograd and AdamW included, in a group of ranks that are not there, and nothing is computed. First a
-# prediction where it can be checked: four layers on two ranks.
+# ## DeepSpeed's ZeRO · further
+#
+# DeepSpeed, which introduced ZeRO, takes the stage from a JSON configuration. Where it is installed (extra `frameworks`), the
+# next cells train the same model at stages 1, 2 and 3 and compare the losses. Three traps: some versions clip at 1.0 unless
+# you set 0; an optimizer outside its list needs `zero_allow_untested_optimizer`; its buckets hold 500 million numbers
+# unless you set less.
 
 
 # %%
+def with_deepspeed(stage):
+    deepspeed = frameworks.quiet_deepspeed()
+    model, bucket = make_model(), CONFIG.block_parameters
+    config = {
+        "train_micro_batch_size_per_gpu": BATCH,
+        "gradient_clipping": 0.0,
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket},
+        "zero_allow_untested_optimizer": True,
+    }
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.1)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+
+    def step(tokens):
+        loss = language_loss(engine, tokens)
+        engine.backward(loss)
+        engine.step()
+        return loss.detach()
+
+    return step
+
+
+def with_fully_shard(_stage):
+    return functools.partial(train_step, *prepare(make_model(), make_mesh(), shard, LEARNING_RATE))
+
+
+# %% jupyter={"source_hidden": true}
+def losses_time_memory(make, stage, steps=6):
+    """On a rank: losses, median seconds of a step, most bytes held in a step."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    losses, seconds = [], []
+    with measure.ShardBytes() as live:
+        step = make(stage)
+        losses += [step(rank_batch(k)).item() for k in range(2)]
+        live.reset_peak()
+        losses.append(step(rank_batch(2)).item())
+    for k in range(3, steps):
+        dist.barrier()
+        start = time.perf_counter()
+        losses.append(step(rank_batch(k)).item())
+        seconds.append(time.perf_counter() - start)
+    return losses, sorted(seconds)[len(seconds) // 2], live.peak
+
+
+rows = {}
+if frameworks.here("deepspeed"):
+    runs = {"fully_shard": (with_fully_shard, 3)} | {f"DeepSpeed, stage {s}": (with_deepspeed, s) for s in (1, 2, 3)}
+    ours = None
+    for name, (make, stage) in runs.items():
+        losses, seconds, peak = launch.ranks(losses_time_memory, make, stage, n=TIMED, timeout=120)[0]
+        ours = ours or losses
+        worst = max(abs(a - b) for a, b in zip(ours, losses))
+        assert worst < 1e-3, f"{name}: the losses differ by {worst}"
+        rows[name] = seconds, peak, worst
+    recorded.note("14_fsdp", "deepspeed", rows, on_cpu=True)
+else:
+    rows = recorded.instead("deepspeed", "14_fsdp", "deepspeed") or rows
+columns = {"six steps": "{}", "step": measure.human_seconds, "peak": measure.human_bytes, "losses differ by": "{:.1e}"}
+report.table(columns, [(name, *row) for name, row in rows.items()])
+
+# %% [markdown]
+# ## Race
+#
+# The native API is what you have used all along. So race different groups: by block, one for each linear layer, one for
+# everything, and plain data parallelism.
+
+
+# %%
+def shard_every_layer(model, mesh):
+    """The other mistake: a group for each linear layer."""
+    for module in [m for m in model.modules() if isinstance(m, nn.Linear)]:
+        fully_shard(module, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+# %% jupyter={"source_hidden": true}
+def race_on_ranks(makers, rounds):
+    """On a rank: the steps of each, in turn."""
+    torch.set_num_threads(1)
+    mesh, tokens, steps = make_mesh(), rank_batch(0), {}
+    for name, make in makers.items():
+        steps[name] = functools.partial(train_step, *make(mesh), tokens)
+    return measure.race(steps, repeats=rounds, warmup=1, calls=1, device=launch.device())
+
+
+makers = {
+    "by block": making(shard),
+    "every layer": making(shard_every_layer),
+    "root only": making(shard_root_only),
+    "replicated": replicated,
+}
+race = launch.ranks(race_on_ranks, makers, 20 if FULL else 3, n=TIMED, timeout=300)[0]
+print(recorded.line("14_fsdp", "race"))
+if FULL:
+    recorded.note("14_fsdp", "race", {f"{TIMED} ranks": race.medians})
+race
+
+# %% [markdown]
+# On a CPU, sharding costs time: messages, copies and Python, most of all with small groups. It buys memory.
+#
+# ## Measured again
+#
+# Balises 2 and 3 together, beside where you started:
+
+
+# %%
+def shard_together(model, mesh):
+    """Every block computes again, in bf16."""
+    for index in range(len(model.blocks)):
+        model.blocks[index] = checkpoint_wrapper(model.blocks[index])
+    return shard_mixed(model, mesh)
+
+
+run("replicated", "by_block", together=making(shard_together))
+
+# %% jupyter={"source_hidden": true}
+shown = [name for name in ("replicated", "root_only", "by_block", "mixed", "every_again", "together") if name in found]
+if shown:
+    figure, axes = plt.subplots(figsize=(8.5, 0.6 + 0.45 * len(shown)), layout="constrained")
+    left = [0.0] * len(shown)
+    for part, colour in zip(PARTS, (SHARDS, STATES, GRADIENTS, GATHERED, OTHERS)):
+        widths = [found[name]["peak"][part] / MB for name in shown]
+        axes.barh(shown, widths, left=left, color=colour, label=part, height=0.65)
+        left = [start + width for start, width in zip(left, widths)]
+    for place, total in enumerate(left):
+        axes.text(total, place, f" {total:.0f} MB", va="center", fontsize=9)
+    axes.set(xlabel="MB of living tensors at the peak of a step, rank 0", xlim=(0, 1.12 * max(left)))
+    axes.set_yticks(range(len(shown)), [name.replace("_", " ") for name in shown])
+    axes.invert_yaxis()
+    figure.legend(loc="outside upper center", ncols=5, frameon=False, fontsize=9)
+    plt.show()
+
+# %% [markdown]
+# ## Past this machine · further
+#
+# You can know most bytes of a step without the machine. With **fake tensors** the same code runs, `fully_shard`, autograd
+# and AdamW included, on ranks that do not exist, and computes nothing. First a prediction that you can check here. Then
+# Llama 2 7B (Touvron et al., 2023) on 64 ranks, one sequence of 2,048 tokens each, in float32: its layers are alike, so three
+# and four layers tell the bytes of 32.
+
+
+# %% jupyter={"source_hidden": true}
 def peak_of_steps(live, kind, mesh, config, sequences, length, cut):
     """Most bytes of a step of a sharded model and AdamW, the optimizer's states being there already."""
     warnings.simplefilter("ignore")
@@ -969,281 +1004,32 @@ def predicted_peaks(kind, world_size, cases):
     return found
 
 
-# %%
 FOUR = LlamaConfig(vocab_size=1024, width=128, heads=8, kv_heads=2, layers=4, max_length=64)
 case = (FOUR, 4, 64, shard)
 kind, measured = launch.ranks(measured_peak, *case, n=2)[0]
 predicted = launch.ranks(predicted_peaks, kind, 2, [case], n=1)[0][0]
-print(f"peak of a rank: measured {measured:,} bytes, predicted {predicted:,} bytes")
-
-# %% [markdown]
-# Then a model that fits nowhere here: the shape of Llama 2 7B (Touvron et al. 2023), 6.7 billion parameters on 64 ranks,
-# one sequence of 2,048 tokens each, in float32. All its layers are alike: past the first few, each adds the same bytes.
-# So three and four layers tell what 32 need.
+print(f"four layers on two ranks, peak: measured {measured:,} bytes, predicted {predicted:,} bytes\n")
 
 
-# %%
 def seven_billion(layers):
     return LlamaConfig(32_000, width=4096, heads=32, layers=layers, max_length=2048, ffn_width=11_008)
 
 
-whole = seven_billion(32).n_parameters
-states = planner.state_bytes(whole, 64, 3, mixed_precision=False).total
-print(f"predicted: {whole / 1e9:.2f} billion parameters on 64 ranks, states by formula {states / 1e9:.1f} GB a rank")
+states = [planner.state_bytes(LLAMA_7B.n_parameters, n, 3, mixed_precision=False).total / 1e9 for n in (1, 64)]
+print(
+    f"predicted: {LLAMA_7B.n_parameters / 1e9:.2f} billion parameters, states {states[0]:.0f} GB, on 64 ranks {states[1]:.1f} GB"
+)
 cuts = {"as in balise 1": shard, "recomputed, balise 3": shard_recomputed}
 cases = [(seven_billion(layers), 1, 2048, cut) for layers in (3, 4) for cut in cuts.values()]
 first, second = launch.ranks(predicted_peaks, kind, 64, cases, n=2, timeout=200)
 peaks = first | second
-for number, name in enumerate(cuts):
-    layer = peaks[number + 2] - peaks[number]
-    print(f"{name:<22} peak {(peaks[number] + 29 * layer) / 1e9:5.1f} GB: {layer / 1e9:.2f} GB for each layer")
+layers = [peaks[number + 2] - peaks[number] for number in range(len(cuts))]
+rows = [(name, (peaks[k] + 29 * layers[k]) / 1e9, layers[k] / 1e9) for k, name in enumerate(cuts)]
+report.table({"on 64 ranks": "{}", "peak, GB": "{:.1f}", "each layer, GB": "{:.2f}"}, rows)
 
 # %% [markdown]
-# Sharding makes the states small, not the activations: on 64 ranks they are what is left, and recomputation (or cutting
-# layers and sequences themselves, as pipeline and tensor parallelism do) is what helps. The rest is the group that is
-# gathered, and the head with its logits. Not counted here: the library's own memory, fragments in the allocator, and a
-# GPU's fused kernels, which keep less than the CPU's.
-
-# %% [markdown]
-# ## `torch.compile` on top · further
-#
-# Compile each **block**, then shard. The hooks that gather and reshard are Python, and a graph cannot go through them: a
-# compiled block lies between two of them and has no break inside. Equal blocks share one graph. Here a stand-in for the
-# compiler counts the graphs that it is handed.
-
-
-# %%
-def compiled_graphs(whole):
-    """On a rank: the number of operations in each graph that torch.compile captures in a step."""
-    warnings.simplefilter("ignore")
-    torch.compiler.reset()  # nothing is known from the run before
-    graphs = []
-
-    def counting(graph, inputs):
-        graphs.append(len(graph.graph.nodes))
-        return graph.forward
-
-    model = Llama(FOUR).to(launch.device())
-    for block in [] if whole else model.blocks:
-        block.compile(backend=counting)
-    shard(model, make_mesh())
-    if whole:
-        model.compile(backend=counting)
-    train_step(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), torch.zeros(2, 17, dtype=torch.long, device=launch.device())
-    )
-    return graphs
-
-
-def both_ways():
-    return {"each block": compiled_graphs(whole=False), "the whole model": compiled_graphs(whole=True)}
-
-
-for name, graphs in launch.ranks(both_ways, n=1)[0].items():
-    print(f"compiled {name}: graphs with {graphs} operations")
-
-# %% [markdown]
-# One graph either way: eight or eighty equal blocks are compiled once. Of the whole model, too, only the block was
-# captured; what stands around the hooks is left to Python.
-
-
-# %%
-def race_compiled():
-    models = {"plain": make_model(), "blocks compiled": make_model()}
-    for block in models["blocks compiled"].blocks:
-        block.compile()
-    steps = {}
-    for name, model in models.items():
-        optimizer = prepare(model, make_mesh(), shard, LEARNING_RATE)[1]
-        steps[name] = functools.partial(train_step, model, optimizer, rank_batch(0))
-    return measure.race(steps, repeats=10, warmup=2, calls=1, device=launch.device())
-
-
-if FULL:
-    print(launch.ranks(race_compiled, n=RANKS, timeout=400)[0])
-else:
-    print("not raced here: compiling one block takes longer than this notebook may")
-
-# %% [markdown]
-# ## DeepSpeed's ZeRO · further
-#
-# The library that brought ZeRO asks for the stage in a JSON configuration. Same model, same batches, same AdamW; where
-# `deepspeed` is installed (extra `frameworks`) the next cells train at stages 1, 2 and 3 beside
-# `fully_shard`, and demand equal losses (to 1e-3). Three traps: some versions clip at 1.0 unless you set it to 0; an
-# optimizer that is not on its list (Adam and AdamW are) needs `zero_allow_untested_optimizer`; and its buckets are for
-# billions, 500 million numbers each, unless you say less.
-
-
-# %%
-def with_deepspeed(stage):
-    deepspeed = frameworks.quiet_deepspeed()
-    model, bucket = make_model(), CONFIG.block_parameters
-    config = {
-        "train_micro_batch_size_per_gpu": BATCH,
-        "gradient_clipping": 0.0,
-        "zero_optimization": {"stage": stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket},
-        "zero_allow_untested_optimizer": True,
-    }
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.1)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
-
-    def step(tokens):
-        loss = language_loss(engine, tokens)
-        engine.backward(loss)
-        engine.step()
-        return loss.detach()
-
-    return step
-
-
-def with_fully_shard(_stage):
-    return functools.partial(train_step, *prepare(make_model(), make_mesh(), shard, LEARNING_RATE))
-
-
-# %%
-def losses_time_memory(make, stage, steps=6):
-    """On a rank: losses, median seconds of a step, most bytes held in a step."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    losses, seconds = [], []
-    with measure.ShardBytes() as live:
-        step = make(stage)
-        losses += [step(rank_batch(k)).item() for k in range(2)]
-        live.reset_peak()
-        losses.append(step(rank_batch(2)).item())
-    for k in range(3, steps):
-        dist.barrier()
-        start = time.perf_counter()
-        losses.append(step(rank_batch(k)).item())
-        seconds.append(time.perf_counter() - start)
-    return losses, sorted(seconds)[len(seconds) // 2], live.peak
-
-
-rows = {}
-if frameworks.here("deepspeed"):
-    runs = {"fully_shard": (with_fully_shard, 3)} | {f"DeepSpeed, stage {s}": (with_deepspeed, s) for s in (1, 2, 3)}
-    ours = None
-    for name, (make, stage) in runs.items():
-        losses, seconds, peak = launch.ranks(losses_time_memory, make, stage, n=RANKS, timeout=120)[0]
-        ours = ours or losses
-        worst = max(abs(a - b) for a, b in zip(ours, losses))
-        assert worst < 1e-3, f"{name}: the losses differ by {worst}"
-        rows[name] = seconds, peak, worst
-    recorded.note("14_fsdp", "deepspeed", rows, on_cpu=True)
-else:
-    rows = recorded.instead("deepspeed", "14_fsdp", "deepspeed") or rows
-for name, (seconds, peak, worst) in rows.items():
-    print(
-        f"{name:<20} step {measure.human_seconds(seconds):>9}, peak {measure.human_bytes(peak):>9}, losses differ by {worst:.1e}"
-    )
-
-# %% [markdown]
-# ## Measured again
-#
-# What one rank holds at the peak of a step, for each thing that you told `fully_shard`, in the one picture that you began with.
-
-# %% jupyter={"source_hidden": true}
-shown = [name for name in ("replicated", "root_only", "by_block", "mixed", "every_again") if name in found]
-if shown:
-    figure, axes = plt.subplots(figsize=(8.5, 0.6 + 0.45 * len(shown)), layout="constrained")
-    left = [0.0] * len(shown)
-    for part, colour in zip(PARTS, (SHARDS, STATES, GRADIENTS, GATHERED, OTHERS)):
-        widths = [found[name]["peak"][part] / MB for name in shown]
-        axes.barh(shown, widths, left=left, color=colour, label=part, height=0.65)
-        left = [start + width for start, width in zip(left, widths)]
-    for place, total in enumerate(left):
-        axes.text(total, place, f" {total:.0f} MB", va="center", fontsize=9)
-    axes.set(xlabel="MB of living tensors at the peak of a step, rank 0", xlim=(0, 1.12 * max(left)))
-    axes.set_yticks(range(len(shown)), [name.replace("_", " ") for name in shown])
-    axes.invert_yaxis()
-    figure.legend(loc="outside upper center", ncols=5, frameon=False, fontsize=9)
-    plt.show()
-
-# %% [markdown]
-# ## Race
-#
-# The native API is what you have used all along. So the race is between ways to use it: your groups by block, one group
-# for every linear layer, one for everything, and plain data parallelism, each step in turn in the same processes.
-
-
-# %%
-def shard_every_layer(model, mesh):
-    """The other mistake: a group for each linear layer."""
-    for module in [m for m in model.modules() if isinstance(m, nn.Linear)]:
-        fully_shard(module, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
-
-
-def race_on_ranks(makers, rounds):
-    """On a rank: the steps of each, in turn."""
-    torch.set_num_threads(1)
-    mesh, tokens, steps = make_mesh(), rank_batch(0), {}
-    for name, make in makers.items():
-        steps[name] = functools.partial(train_step, *make(mesh), tokens)
-    return measure.race(steps, repeats=rounds, warmup=1, calls=1, device=launch.device())
-
-
-makers = {
-    "by block": making(shard),
-    "every layer": making(shard_every_layer),
-    "root only": making(shard_root_only),
-    "replicated": replicated,
-}
-race = launch.ranks(race_on_ranks, makers, 20 if FULL else 3, n=RANKS, timeout=300)[0]
-print(recorded.line("14_fsdp", "race"))
-if FULL:
-    recorded.note("14_fsdp", "race", {f"{RANKS} ranks": race.medians})
-race
-
-# %% [markdown]
-# On a CPU sharding buys no time: it costs some, for messages, copies and bookkeeping in Python, which is why the groups
-# must not be small. What it buys is memory, and with it a larger model or batch. On GPUs, gathering the next block runs
-# beside computing this one: how many tokens hide it, the next cell estimates.
-#
-# ## Past this machine · further
-#
-# How many ranks does a model need, and how many tokens must each of them have in a step, so that computing hides the network?
-# The next cell is an *estimate*: weights travel in bf16 and gradients in float32, as in balise 2, every block is recomputed,
-# a GPU has 80 GB, computes 400 TFLOP/s, sends 300 GB/s to the others of its node of 8, and 25 GB/s to other nodes,
-# through a network card of its own. (NCCL runs rings through all cards of a node at once. Here the time inside the nodes
-# and the time between them are added, so it can do better.) These rates are assumptions. Activations are not counted.
-
-# %%
-MODELS = {
-    "7B": LLAMA_7B,
-    "13B": LlamaConfig(32_000, width=5120, heads=40, layers=40, max_length=2048, ffn_width=13_824),
-    "70B": LlamaConfig(32_000, width=8192, heads=64, kv_heads=8, layers=80, max_length=4096, ffn_width=28_672),
-}
-INSIDE, BETWEEN = planner.Link(5e-6, 300e9), planner.Link(10e-6, 25e9)  # latencies in seconds, bytes a second
-
-
-def network_seconds(model, ranks):
-    """Of a step: a block is gathered twice, the root once, in bf16; gradients are spread in float32."""
-    total, root = 0.0, model.n_parameters - model.layers * model.block_parameters
-    for groups, numbers, gathers in ((model.layers, model.block_parameters, 2), (1, root, 1)):
-        place = ranks // 8, 8, INSIDE, BETWEEN
-        gathering = gathers * planner.hierarchical_all_gather(2 * numbers, *place)
-        total += groups * (gathering + planner.hierarchical_reduce_scatter(4 * numbers, *place))
-    return total
-
-
-# %%
-print("estimate\n")
-print("model   GPUs   shards   whole for a moment   fits 80 GB   network in a step   tokens a GPU to hide it")
-for name, model in MODELS.items():
-    for ranks in (8, 64, 512):
-        shards = planner.state_bytes(model.n_parameters, ranks, 3, mixed_precision=False).total  # float32 masters
-        whole = 2 * (model.n_parameters - (model.layers - 2) * model.block_parameters)  # root and two blocks, bf16
-        network = network_seconds(model, ranks)
-        tokens = network * SPEED / (4 / 3 * model.flops_per_token(2048))
-        print(f"{name:>5} {ranks:>6} {shards / 1e9:>5.1f} GB {whole / 1e9:>17.1f} GB", end=" ")
-        print(f"{'yes' if shards + whole < 80e9 else 'no':>12} {network:>17.2f} s {tokens:>25,.0f}")
-
-# %% [markdown]
-# Between nodes the network's time grows slowly with the number of ranks, and not at all with the tokens: the weights travel
-# twice, and their gradients weigh as much again. Both it and the computing grow with the model, so the tokens needed hardly
-# depend on the model either. The cure is more tokens a GPU (a larger batch, which has its own price), a sharding group that stays inside a node (hybrid
-# sharding), or cutting the model in another way besides.
+# On 64 ranks the states are small, and the activations remain. Recomputation shrinks them. The library's own memory and
+# fragmentation are not counted.
 
 # %%
 tp.progress()
@@ -1251,32 +1037,30 @@ tp.progress()
 # %% [markdown]
 # ## Three questions
 #
-# <details><summary>Somebody shards a model with one call on the root, sees the losses of the single process, and is content. The job dies of
-# memory at ten times the size. What was overlooked?</summary>
+# <details><summary>Somebody shards a model with one call on the root and sees the right losses. At ten times the size, the job runs
+# out of memory. What went wrong?</summary>
 #
-# One group is gathered in one piece and stays whole until backward is through. Between steps each rank holds 1/N, but at the
-# peak every rank holds the whole model, and in backward a whole gradient too. Look at the peak, not at what is left after it.
+# The one group is gathered in one piece and stays whole through backward. Between steps each rank holds 1/N, but at the
+# peak every rank holds the whole model, and a whole gradient too. Look at the peak, not at what is left after it.
 # </details>
 #
 # <details><summary>With the policy of balise 2, which tensors are in bf16, and how long do they live?</summary>
 #
-# The gathered copies of the weights, for as long as a group is whole, and activations and their gradients, until backward
-# has used them. Nothing in bf16 survives the step: shards, reduced gradients and moments are float32.
+# The gathered copies of the weights, as long as a group is whole, and activations and their gradients, up to their use in
+# backward. Nothing in bf16 survives the step: shards, reduced gradients and moments are float32.
 # </details>
 #
 # <details><summary>A step on 64 GPUs spends half of its time waiting for all-gathers, and a third of the memory is free. Name three
 # things to try.</summary>
 #
-# Keep blocks whole after forward (one of the two all-gathers goes). More tokens in a step: the network's time stays,
-# and hides behind more computing. (Recomputation switched off takes the free memory too, but saves computing, not
-# waiting: there is less to hide behind.) Shard inside a node and replicate between nodes. And before all that: are the
-# weights gathered in bf16?
+# Keep blocks whole after forward: one of the two all-gathers disappears. Put more tokens into a step: the network's time stays
+# the same and hides in more computing. Shard inside a node and replicate between nodes. And before all that: are the weights
+# gathered in bf16?
 # </details>
 #
 # ## To remember
 #
-# `fully_shard` works in groups: what is in one is gathered in one message, is whole at the same time, and has one policy. Blocks
-# first, then the root, then the optimizer. Precision, recomputation, what stays whole, where shards live, when gradients are
-# exchanged and over which ranks: each is one argument, and each is seen in bytes held and bytes sent, never in the loss. A
-# model begins on the meta device, and its checkpoint belongs to no number of ranks. Next: when blocks on all ranks are still
-# too much traffic, give each rank *some of the blocks*: the pipeline.
+# `fully_shard` works in groups: a group is gathered in one message, is whole at one time, and has one policy. Shard the blocks
+# first, then the root, then make the optimizer. Precision, recomputation, what stays whole and where shards live are one
+# argument each. You see their effect in bytes held and bytes sent, never in the loss. Next: a **pipeline** gives each rank
+# *some of the blocks*.
