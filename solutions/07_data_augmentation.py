@@ -1,16 +1,13 @@
 # %% [markdown]
 # # Data augmentation on CPU and GPU · about 80 min, core 35
 #
-# Augmentation gives a network images that it has never seen, at the price of computing them. **Is the CPU enough? What
-# should go to the GPU, and how is it written for a GPU?** You will put RandAugment where it belongs, in the loader's
-# workers, and write MixUp and CutMix for whole batches, on the device: many recipes for ImageNet use all three. Then
-# you measure, and the figures decide where each belongs.
+# Augmentation shows a network images that it has never seen, and costs computing time. Some of it belongs in the loader's
+# workers, some on the GPU.
 #
-# **What you will gain.** A budget, to begin with. A GPU that trains 2,470 images a second (an A100 with a ResNet-50 in mixed
-# precision, as published by NVIDIA) leaves 8 workers 3.2 ms for an image, decoding included. The cell below measures what a
-# photograph costs *this* processor, and how many workers such a GPU would need.
+# **What you will gain.** A loop over images starts operations for each image. You write MixUp and CutMix for the whole batch,
+# with the same number of *operations* for any batch, counted here.
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 import io
 import math
 import time
@@ -22,36 +19,37 @@ from IPython.display import Image as Picture
 from IPython.display import display
 from PIL import Image
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.transforms import v2
 
-from dlojz_tp import course, data, gains, measure, planner, recorded, scale, todo, training_run, worth
+from dlojz_tp import course, data, measure, planner, recorded, report, scale, todo, worth
 
 NAME = "07_data_augmentation"
 tp = course.open(NAME)
 tp
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 FULL = scale() == "full"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIZE = 224 if FULL else 112  # pixels of a side, in the races
 BATCHES = [64, 128, 256, 512, 1024] if FULL else [16, 64, 256]  # of the race
-SMALL = 64 if FULL else 32  # pixels of a side, in the short trainings
-EPOCHS = 20 if FULL else 5
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channels, for pixels in [0, 1]
 
-# %%
-cores = tp.predict("How many cores like this one keep such a GPU fed with decoded, augmented images?", ...)
+# %% [markdown]
+# ## The idea
+#
+# RandAugment looks at one image at a time. MixUp and CutMix (Zhang et al., 2018; Yun et al., 2019) need *two* images, so they
+# work on the batch. With labels $y$ and a random $\lambda \sim \mathrm{Beta}(\alpha, \alpha)$ they make
+#
+# $$\tilde x = M \odot x_i + (1 - M) \odot x_j, \qquad \tilde y = \lambda\, y_i + (1 - \lambda)\, y_j$$
+#
+# For MixUp, $M = \lambda$ everywhere. For CutMix, $M$ is 0 in a rectangle with $1 - \lambda$ of the area, and 1 elsewhere. The
+# labels are *soft*: a probability for each class.
 
-# %%
+
+# %% jupyter={"source_hidden": true}
 dataset = data.image_set()
 CLASSES = len(dataset.classes)
-
-
-def milliseconds(call, repeats=40):
-    start = time.perf_counter()
-    for k in range(repeats):
-        call(k)
-    return (time.perf_counter() - start) / repeats * 1e3
 
 
 def decoded(k):
@@ -59,38 +57,6 @@ def decoded(k):
         return image.convert("RGB")
 
 
-def crop(image):
-    return v2.RandomResizedCrop(224)(image)
-
-
-images_224 = [crop(decoded(k)) for k in range(40)]
-decoding = milliseconds(lambda k: crop(decoded(k)))
-augmenting = milliseconds(lambda k: v2.RandAugment()(images_224[k]))
-print(f"measured here, one core: decoding and crop {decoding:.1f} ms, RandAugment {augmenting:.1f} ms an image")
-for what, cost in (("decoding and crop", decoding), ("decoding, crop and RandAugment", decoding + augmenting)):
-    needed = planner.A100.resnet50_mixed * cost / 1000
-    print(
-        f"estimate: a GPU that trains {planner.A100.resnet50_mixed:,} images/s needs {needed:4.0f} such cores for {what}"
-    )
-cores.shows(
-    needed, "{:.0f} cores", "Some milliseconds an image are nothing, until they are wanted thousands of times a second."
-)
-print(gains.expected(NAME))
-
-# %% [markdown]
-# ## The idea
-#
-# RandAugment looks at one image at a time and hides in the workers, as long as there are enough of them. MixUp and CutMix
-# (Zhang et al., 2018; Yun et al., 2019) need *two* images, so they work on the batch. Of two images $x_i$, $x_j$ with labels
-# $y_i$, $y_j$ and a random $\lambda \sim \mathrm{Beta}(\alpha, \alpha)$ they make
-#
-# $$\tilde x = M \odot x_i + (1 - M) \odot x_j, \qquad \tilde y = \lambda\, y_i + (1 - \lambda)\, y_j$$
-#
-# where for MixUp $M = \lambda$ everywhere, and for CutMix $M$ is 0 in a rectangle that takes $1 - \lambda$ of the area,
-# and 1 elsewhere. The labels are *soft*: a probability for each class.
-
-
-# %% jupyter={"source_hidden": true}
 def show(images, titles, width=8.5):
     """Draw images (n, 3, h, w), normalised or not, in a row."""
     figure, row = plt.subplots(1, len(images), figsize=(width, width / len(images) * 1.25), layout="constrained")
@@ -105,8 +71,7 @@ def show(images, titles, width=8.5):
     display(Picture(picture.getvalue()))
 
 
-# %%
-a, b = (v2.functional.to_image(images_224[k]) / 255 for k in (0, 17))
+a, b = (v2.functional.to_image(v2.RandomResizedCrop(224)(decoded(k))) / 255 for k in (0, 17))
 m = torch.ones(1, 224, 224)
 m[:, 60:170, 90:210] = 0
 kept = m.mean().item()
@@ -118,7 +83,7 @@ show(
 # %% [markdown]
 # ## The baseline: one image after the other
 #
-# This is how it is often written: a loop over the images of the batch. It is right, and it is what you will make faster.
+# People often write a loop over the images of the batch.
 
 
 # %%
@@ -139,30 +104,51 @@ def cutmix_loop(images, labels, classes, alpha):
     return mixed, target
 
 
+# %% jupyter={"source_hidden": true}
+class Operations(TorchDispatchMode):
+    """Counts the operations that PyTorch starts inside `with`."""
+
+    def __init__(self):
+        super().__init__()
+        self.started = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.started += 1
+        return operation(*args, **(kwargs or {}))
+
+
+def operations(call):
+    with Operations() as counted:
+        call()
+    return counted.started
+
+
 def random_batch(n, size=SIZE):
     return torch.randn(n, 3, size, size, device=DEVICE), torch.randint(CLASSES, (n,), device=DEVICE)
 
 
-batch = random_batch(BATCHES[1])
-seconds = measure.race({"loop": lambda: cutmix_loop(*batch, CLASSES, 1.0), "copy": batch[0].clone}, repeats=5).medians
-print(f"CutMix by a loop, batch {BATCHES[1]} on {DEVICE}: {BATCHES[1] / seconds['loop']:,.0f} images/s,", end=" ")
-print(f"{seconds['loop'] / seconds['copy']:.1f} times as long as a copy of the batch")
+# %%
+rows = [
+    (n, operations(lambda n=n: cutmix_loop(*random_batch(n), CLASSES, 1.0)) - 2) for n in BATCHES
+]  # 2 make the batch
+report.table({"CutMix by a loop, images": "{}", "operations": "{:,}"}, rows)
 
 # %% [markdown]
+# On a GPU, each operation is a kernel that Python has to start.
+#
 # ## On the CPU, image by image
-
-# %% [markdown]
+#
 # ### Balise 1 · RandAugment in its place · about 8 min
 #
-# Return a function that takes a PIL image (of any size; it may be grey) and returns a float32 tensor `(3, size, size)`,
-# normalised with `MEAN` and `STD`: a window by `RandomResizedCrop`, half of the images flipped from left to right, and, if `augment`,
-# `v2.RandAugment()` **once, where it belongs**. Two things decide where: how many pixels it has to touch, and what kind
-# of numbers its operations (posterise, equalise, solarise) expect. About 5 lines.
+# Return a function that takes a PIL image (of any size, perhaps grey) and returns a float32 tensor `(3, size, size)`,
+# normalised with `MEAN` and `STD`. It crops by `RandomResizedCrop`, flips half of the images from left to right, and,
+# if `augment`, applies `v2.RandAugment()` **once, where it belongs**. Two things decide where: how many pixels it processes,
+# and which numbers its operations (posterise, equalise, solarise) expect. About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `v2.Compose` of a list. `v2.ToImage()` and `v2.ToDtype(torch.float32, scale=True)` make floats in [0, 1] of levels from 0 to
-# 255. `v2.RGB()` or `image.convert("RGB")` makes three channels of one.
+# `v2.Compose` of a list. `v2.ToImage()` and `v2.ToDtype(torch.float32, scale=True)` turn levels from 0 to 255 into floats in
+# [0, 1]. `v2.RGB()` or `image.convert("RGB")` turns one channel into three.
 # </details>
 
 
@@ -189,48 +175,50 @@ windows = [augmented(photograph) for _ in range(6)]
 show(torch.stack([original, *windows]), ["the photograph", *(f"window {k}" for k in range(1, 7))])
 
 # %% [markdown]
-# Does it hide? A training step on this machine, beside what the workers need for its batch, without and with RandAugment.
+# RandAugment hides in the workers as long as they keep up with the GPU. An A100 trains 2,470 images a second (ResNet-50, mixed
+# precision, published by NVIDIA).
 
 # %%
-setting = training_run.setting()
-plain, rich = (make_transform(setting.image_size, augment) for augment in (False, True))
-rounds = [[milliseconds(lambda k: f(decoded(k))) / 1e3 for f in (plain, rich)] for _ in range(3)]  # noqa: B023
-cost = [min(times) for times in zip(*rounds)]  # in turn: whatever else the machine does meets both
-model = training_run.make_model(CLASSES)
-optimizer = training_run.make_optimizer(model.parameters())
-batch = random_batch(setting.batch_size, setting.image_size)
-chrono = measure.Chronometer(DEVICE, warmup=2)
-for images, labels in chrono.steps([batch] * 6):
-    with chrono.step():
-        training_run.plain_step(model, images, labels, optimizer, DEVICE)
-step = sum(s["step"] for s in chrono.record("step").steps[2:]) / 4
-print(f"step of {setting.batch_size} images on {DEVICE}: {step * 1e3:.0f} ms (measured)")
-for what, one in zip(("without RandAugment", "with RandAugment"), cost):
-    busy = one * setting.batch_size / setting.workers
-    hidden = "hidden behind the step" if busy < step else f"the step waits {1e3 * (busy - step):.0f} ms"
-    print(
-        f"{what:<20} {setting.workers} workers need {1e3 * busy:4.0f} ms for a batch, on cores of their own: {hidden}"
-    )
-recorded.note(NAME, "hiding", {"step": step, "image": cost, "workers": setting.workers, "batch": setting.batch_size})
-found = recorded.load(NAME, "hiding")
-print(f"recorded on {recorded.where(NAME)}: {found}" if found else "No figures of a GPU are recorded yet.")
+cores = tp.predict("How many cores like this one keep such a GPU fed with decoded, augmented images?", ...)
+
+
+# %% jupyter={"source_hidden": true}
+def milliseconds(call, repeats=40):
+    start = time.perf_counter()
+    for k in range(repeats):
+        call(k)
+    return (time.perf_counter() - start) / repeats * 1e3
+
+
+plain, rich = (make_transform(224, augment) for augment in (False, True))
+threads, rows = torch.get_num_threads(), []
+torch.set_num_threads(1)
+rounds = [[milliseconds(lambda k: f(decoded(k))) for f in (plain, rich)] for _ in range(3)]  # noqa: B023
+torch.set_num_threads(threads)
+for what, cost in zip(("without RandAugment", "with RandAugment"), map(min, zip(*rounds))):
+    needed = planner.A100.resnet50_mixed * cost / 1000
+    rows.append((what, cost, needed))
+columns = {
+    "decoding and transform, one core": "{}",
+    "ms an image, measured": "{:.1f}",
+    "cores needed, estimate": "{:.0f}",
+}
+report.table(columns, rows)
+cores.shows(needed, "{:.0f} cores", "Milliseconds an image add up when thousands of images a second are needed.")
 
 # %% [markdown]
-# Without a GPU the step itself needs the cores, so nothing is really hidden: read the line as what a node with spare cores
-# would do. The rule is simple: an augmentation of single images belongs in the workers **as long as they keep up**.
-#
 # ## On the device, batch by batch
-
-# %% [markdown]
+#
+# Promises of all functions below: no loop over the images, everything on their device, no value read back.
+#
 # ### Balise 2 · MixUp for a batch · about 15 min
 #
-# `images` of shape `(b, channels, h, w)`, float32 or bfloat16; `labels` either integers `(b,)` or soft, `(b, classes)`.
+# `images` has the shape `(b, channels, h, w)`, in float32 or bfloat16. `labels` are integers `(b,)` or soft, `(b, classes)`.
 # Return `(mixed, soft)`: images of the same shape and dtype, and soft labels `(b, classes)` in float32.
 #
-# - **one λ for each image** from Beta(α, α), drawn with torch, so that `torch.manual_seed` repeats it; each image is mixed with a partner of the batch, perhaps itself, and each serves once:
-#   a permutation, random or a fixed roll;
-# - no loop over the images; all is drawn, and comes back, on the device of `images`, and no value is read back from it;
-# - the inputs stay as they are; integer images (uint8) are refused with a `TypeError`.
+# - Draw **one λ for each image** from Beta(α, α) with torch. The partners are a permutation of the batch, random or a fixed
+#   roll.
+# - Don't change the inputs. Refuse integer images (uint8) with a `TypeError`.
 #
 # About 8 lines.
 #
@@ -267,7 +255,7 @@ def mixup(images, labels, classes, alpha):
 tp.check(2, mixup)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def photographs(n=6, size=96):
     """A batch of n validation photographs of different classes, and their labels."""
     chosen = dataset.val[:: len(dataset.val) // n][:n]
@@ -293,23 +281,18 @@ mixed, soft = mixup(*batch, CLASSES, 1.0)
 show(mixed, words(soft))
 
 # %% [markdown]
-# Above each image: its label mass. Check with your eyes that the stronger image has the larger number.
-
-# %% [markdown]
 # ### Balise 3 · The boxes of CutMix · further · about 7 min
 #
-# Given for each image: `lam` in [0, 1] and a centre `(y, x)` in pixels (float tensors of shape `(b,)`), and the size of the
-# images. The box has the fraction `1 − lam` of the image's *area* and the image's proportions; it is rounded to whole pixels,
-# up or down, and clipped to the image.
+# Given for each image are `lam` in [0, 1] and a centre `(y, x)` in pixels (float tensors of shape `(b,)`). The box has the
+# fraction `1 − lam` of the image's *area* and the image's proportions. Round it to whole pixels, and clip it to the image.
 #
 # Return `(boxes, lam)`: `boxes` int64 `(b, 4)` with top, left, bottom, right (the last two are the first row and column
-# *outside*; `lam = 1` gives an empty box), and the `lam` of shape `(b,)` **that is really kept**: 1 minus the fraction of
-# pixels in the box. No loop, nothing read back. About 8 lines.
+# *outside*), and the `lam` `(b,)` **that is really kept**: 1 minus the fraction of pixels in the box. About 8 lines.
 #
 # <details><summary>Hint</summary>
 #
 # A box of the fraction $1-\lambda$ of the area has sides $\sqrt{1-\lambda}$ of the image's. From the centre, half a side goes
-# each way. Clip, *then* count.
+# each way. Clip, *then* count. `lam = 1` gives an empty box.
 # </details>
 
 
@@ -331,13 +314,12 @@ tp.check(3, cutmix_boxes)
 # %% [markdown]
 # ### Balise 4 · Masks without a loop · further · about 8 min
 #
-# From `boxes` `(b, 4)` make masks of shape `(b, 1, height, width)`, `torch.bool`, True inside the box: exact at the borders,
-# for empty boxes and for full ones. No loop, on the device of the boxes. About 5 lines.
+# From `boxes` `(b, 4)` make masks `(b, 1, height, width)`, `torch.bool`, True inside the box. About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# A pixel is inside if its row is at least `top` and below `bottom`, and its column likewise. `torch.arange(height,
-# device=...)` of shape `(height, 1)` compared with `top` of shape `(b, 1, 1, 1)` broadcasts.
+# A pixel is inside if its row is at least `top` and below `bottom`, and its column is at least `left` and below `right`.
+# `torch.arange(height, device=...)` of shape `(height, 1)` compared with `top` of shape `(b, 1, 1, 1)` broadcasts.
 # </details>
 
 
@@ -360,14 +342,14 @@ tp.check(4, box_masks)
 # %% [markdown]
 # ### Balise 5 · CutMix for a batch · further · about 16 min
 #
-# The same arguments, results and promises as `mixup`: one λ ~ Beta(α, α), one centre, uniform over the image, and one
-# partner for each image; the partner's pixels go into the box. The labels are mixed by the area **really** cut. Use
-# `cutmix_boxes` and `box_masks`. About 12 lines.
+# The arguments, results and promises are those of `mixup`: one λ, one centre, uniform over the image, and one partner for
+# each image. The partner's pixels go into the box. Mix the labels by the area that is **really** cut. Use `cutmix_boxes` and
+# `box_masks`. About 12 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `torch.rand(b, device=...) * height` for the centres. `torch.where(mask, partner, images)` makes a new tensor. The
-# corrected λ goes into the labels.
+# `torch.rand(b, device=...) * height` for the centres. `torch.where(mask, partner, images)` makes a new tensor. Use the
+# corrected λ for the labels.
 # </details>
 
 
@@ -395,7 +377,7 @@ def cutmix(images, labels, classes, alpha):
 # %%
 tp.check(5, cutmix)
 
-# %%
+# %% jupyter={"source_hidden": true}
 torch.manual_seed(3)
 mixed, soft = cutmix(*batch, CLASSES, 1.0)
 show(mixed, words(soft))
@@ -403,23 +385,21 @@ show(mixed, words(soft))
 # %% [markdown]
 # ### Balise 6 · A loss for soft labels · further · about 6 min
 #
-# With soft labels the loss is the mean over the images of $-\sum_c y_c \log p_c$: a sum over *all* classes, where one term was
-# left of it before. **Label smoothing** makes labels softer still: a part `s` of the mass goes to all classes alike,
-# $y' = (1-s)\,y + s / \text{classes}$, so that no network has to be certain.
+# With soft labels the loss is the mean over the images of $-\sum_c y_c \log p_c$. **Label smoothing** gives a part `s` of the
+# mass to all classes alike: $y' = (1-s)\,y + s / \text{classes}$.
 #
-# - `soft_cross_entropy(logits, labels, smoothing)`: this loss with smoothed labels, a tensor of shape `()`, from logits
-#   `(b, classes)`. That integer labels become one-hot ones is given. Compute in float32 where the logits have 16 bits, and
-#   take the logarithm of the softmax in one operation: where logits lie hundreds apart, a softmax is 0, and its logarithm
-#   infinite. Write it without PyTorch's own losses.
+# - `soft_cross_entropy(logits, labels, smoothing)`: this loss with smoothed labels, a tensor `()`, without PyTorch's own
+#   losses. Compute in float32 if the logits have 16 bits. Take the logarithm of the softmax in one operation: with logits
+#   hundreds apart, a softmax is 0 and its logarithm infinite.
 # - `top1(logits, soft)`: the fraction of images whose largest logit and largest label mass are in the same class, a tensor
-#   of shape `()`; nothing is read.
+#   `()`.
 #
 # About 3 and 1 lines.
 #
 # <details><summary>Hint</summary>
 #
 # `tensor.log_softmax(dim=1)`. `logits.to(torch.promote_types(logits.dtype, torch.float32))` widens 16 bits, and leaves
-# float64 as it is. A mean of booleans wants `.float()` before.
+# float64 unchanged. A mean of booleans needs `.float()` first.
 # </details>
 
 
@@ -449,20 +429,18 @@ tp.check(6, soft_cross_entropy, top1)
 # %% [markdown]
 # ### Balise 7 · One or the other, in the step · further · about 8 min
 #
-# Recipes use both: a coin is thrown for each batch. A value on the *device* would make the CPU wait before it can decide,
-# so the coin is a number of the CPU.
+# Recipes use both and flip a coin for each batch, on the CPU: it would wait for a coin on the *device*.
 #
-# - `MixOrCut(classes, alpha)`, an `nn.Module`: in training mode, `forward(images, labels)` applies your `mixup` or your `cutmix`
-#   to the whole batch, each with probability 1/2. In eval mode (`mix.eval()`) the images come back as they are, with one-hot
-#   labels in float32; labels that are soft already stay as they are. The same `torch.manual_seed` gives the same batches.
-# - `train_step(model, mix, images, labels, optimizer, device)`: the step of work 01, given but for what is new: mix the batch
-#   with `mix(images, labels)` where it is, and compute your loss (`loss`), without smoothing.
+# - `MixOrCut(classes, alpha)`: in training mode, `forward(images, labels)` applies your `mixup` or your `cutmix` to the whole
+#   batch, each with probability 1/2. In eval mode it returns the images unchanged, with one-hot labels in float32; soft
+#   labels stay unchanged. The same `torch.manual_seed` gives the same batches.
+# - `train_step`: mix the batch with `mix(images, labels)`, and compute your loss (`loss`), without smoothing.
 #
 # About 4 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `self.training` tells the mode. `torch.rand(())` is drawn on the CPU. Functions are values: a name can stand for either.
+# `self.training` tells the mode. `torch.rand(())` is drawn on the CPU. Functions are values: a name can refer to either.
 # </details>
 
 
@@ -504,197 +482,51 @@ tp.check(7, MixOrCut, train_step)
 # %% [markdown]
 # ## Race
 #
-# The loop of the beginning, your batched versions, and torchvision's `v2.CutMix` and `v2.MixUp`. Mind the difference:
-# torchvision draws *one* box and one λ for the whole batch; yours draws them for each image. Guess before it runs.
+# The loop, your versions, and torchvision's, which draw *one* box and one λ for the whole batch.
 
 # %%
-loop_time = tp.predict(f"How many times as long as your cutmix does the loop take, batch {BATCHES[-1]}, here?", ...)
-
-
-# %%
-def race_of(n):
-    """Median seconds of each candidate for a batch of n."""
-    batch = random_batch(n)
-    cut, mix = v2.CutMix(num_classes=CLASSES), v2.MixUp(num_classes=CLASSES)
-    candidates = {
-        "CutMix, yours": lambda: cutmix(*batch, CLASSES, 1.0),
-        "CutMix, torchvision": lambda: cut(*batch),
-        "CutMix, loop": lambda: cutmix_loop(*batch, CLASSES, 1.0),
-        "MixUp, yours": lambda: mixup(*batch, CLASSES, 1.0),
-        "MixUp, torchvision": lambda: mix(*batch),
-    }
-    return measure.race(candidates, repeats=7, warmup=2, device=DEVICE).medians
-
-
-races = {n: race_of(n) for n in BATCHES}
-recorded.note(NAME, "race", {"size": SIZE, "seconds": races})
-
-
-# %% jupyter={"source_hidden": true}
-def draw_race(axes, races, title):
-    looks = {"yours": "#0072B2", "torchvision": "#E69F00", "loop": "#D55E00"}
-    for name in next(iter(races.values())):
-        speed = [int(n) / seconds[name] for n, seconds in races.items()]
-        axes.plot(
-            [int(n) for n in races], speed, "--" if "MixUp" in name else "-",
-            color=looks[name.split(", ")[1]], marker="o", label=name,
-        )  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlabel="batch size", ylabel="images/s", title=title)
-    axes.set_xticks([int(n) for n in races], list(races))
-    axes.minorticks_off()
-    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
-
-
-found = recorded.load(NAME, "race")
-figure, columns = plt.subplots(1, 1 + bool(found), figsize=(8.5, 3.0), layout="constrained", squeeze=False)
-draw_race(columns[0][0], races, f"Measured here ({DEVICE}, {SIZE} pixels)")
-if found:
-    draw_race(columns[0][1], found["seconds"], f"Recorded: {recorded.where(NAME)}")
-plt.show()
-
-# %%
-for n, seconds in races.items():
-    ratio = {kind: seconds[f"{kind}, yours"] / seconds[f"{kind}, torchvision"] for kind in ("CutMix", "MixUp")}
-    loop = seconds["CutMix, loop"] / seconds["CutMix, yours"]
-    print(
-        f"batch {n:4}: your time over torchvision's: CutMix {ratio['CutMix']:.2f}, MixUp {ratio['MixUp']:.2f};", end=" "
-    )
-    print(f"the loop takes {loop:.1f} times as long as yours")
-why = "On a CPU a turn of the loop copies whole rows at the memory's speed; on a GPU each turn starts a dozen tiny kernels."
-loop_time.shows(loop, "× {:.1f}", why)
-if not found:
-    print("No race on a GPU is recorded yet.")
-
-# %% [markdown]
-# On a processor a loop over images is not so bad: each turn of it copies whole rows, at the speed of the memory. On a GPU
-# every turn starts kernels that a batch of 256 repeats 256 times, some microseconds each, and most of the GPU stands idle
-# meanwhile.
-#
-# ## Does it help?
-#
-# A small network, trained from scratch on the photo patches in low resolution, three seeds each: without augmentation, with
-# MixUp, with CutMix. Whatever comes out is shown. The images are decoded once.
-
-# %%
-best = tp.predict(
-    "After these short trainings, which has the best mean accuracy?", ..., choices=("none", "MixUp", "CutMix")
+saved = tp.predict(
+    f"A batch of {BATCHES[-1]}: how many operations does the loop start for each one of your cutmix?", ...
 )
 
 
 # %%
-def decode_all(items, size):
-    to_tensor = v2.Compose([v2.Resize((size, size)), v2.ToImage()])
-    images = []
-    for path, _ in items:
-        with Image.open(path) as image:
-            image.draft("RGB", (2 * size, 2 * size))  # JPEG can be decoded at 1/2, 1/4, 1/8 for less
-            images.append(to_tensor(image.convert("RGB")))
-    mean, std = (torch.tensor(v)[:, None, None] * 255 for v in (MEAN, STD))
-    labels = torch.tensor([label for _, label in items])
-    return ((torch.stack(images) - mean) / std).to(DEVICE), labels.to(DEVICE)
+def race_of(n):
+    """For each candidate: its operations, and its median seconds, for a batch of n."""
+    batch = random_batch(n)
+    cut, mix = v2.CutMix(num_classes=CLASSES), v2.MixUp(num_classes=CLASSES)
+    candidates = {
+        "CutMix, loop": lambda: cutmix_loop(*batch, CLASSES, 1.0),
+        "CutMix, yours": lambda: cutmix(*batch, CLASSES, 1.0),
+        "CutMix, torchvision": lambda: cut(*batch),
+        "MixUp, yours": lambda: mixup(*batch, CLASSES, 1.0),
+        "MixUp, torchvision": lambda: mix(*batch),
+    }
+    medians = measure.race(candidates, repeats=7, warmup=2, device=DEVICE).medians
+    return {name: (operations(call), medians[name]) for name, call in candidates.items()}
 
 
-LIMIT = 4000 if FULL else 600  # photographs for training, at most
-train_x, train_y = decode_all(dataset.train[:: math.ceil(len(dataset.train) / LIMIT)], SMALL)
-val_x, val_y = decode_all(dataset.val[:: math.ceil(len(dataset.val) / 240)], SMALL)
-print(f"{len(train_x)} training and {len(val_x)} validation images of {SMALL} pixels, {CLASSES} classes")
-
-
-# %%
-class As(MixOrCut):
-    """MixOrCut with the choice made: None, mixup or cutmix."""
-
-    def __init__(self, chosen):
-        super().__init__(CLASSES, 1.0)
-        self.chosen = chosen
-
-    def forward(self, images, labels):
-        if self.chosen is None or not self.training:
-            return images, F.one_hot(labels, CLASSES).float()
-        return self.chosen(images, labels, CLASSES, 1.0)
-
-
-def small_network():
-    layers, channels = [], 3
-    for width in (16, 32, 64):
-        layers += [
-            nn.Conv2d(channels, width, 3, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-        ]
-        channels = width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES)).to(DEVICE)
-
-
-def accuracy_with(chosen, seed, batch_size=50):
-    torch.manual_seed(seed)
-    model, mix = small_network(), As(chosen)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-    steps = EPOCHS * (len(train_x) // batch_size)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, steps + 1)
-    for _ in range(EPOCHS):
-        order = torch.randperm(len(train_x), device=DEVICE)
-        for some in order[: len(order) // batch_size * batch_size].split(batch_size):
-            train_step(model, mix, train_x[some], train_y[some], optimizer, DEVICE)
-            schedule.step()
-    with torch.inference_mode():
-        return top1(model.eval()(val_x), F.one_hot(val_y, CLASSES)).item()
-
-
-# %%
-accuracies = {
-    name: [accuracy_with(chosen, seed) for seed in range(3)]
-    for name, chosen in (("none", None), ("MixUp", mixup), ("CutMix", cutmix))
-}
-for name, values in accuracies.items():
-    print(
-        f"{name:<7} validation accuracy {sum(values) / 3:.3f}, three seeds from {min(values):.3f} to {max(values):.3f}"
-    )
-recorded.note(NAME, "accuracy", accuracies)
-why = "Mixing works against learning by heart: that takes long trainings and large networks; short ones show little, or lose."
-best.shows(max(accuracies, key=lambda name: sum(accuracies[name])), why=why)
+races = {n: race_of(n) for n in BATCHES}
+recorded.note(
+    NAME, "race", {"size": SIZE, "seconds": {n: {k: s for k, (_, s) in race.items()} for n, race in races.items()}}
+)
 
 # %% jupyter={"source_hidden": true}
-figure, axes = plt.subplots(figsize=(6, 2.2), layout="constrained")
-for row, values in enumerate(accuracies.values()):
-    axes.plot(values, [row] * 3, "o", color="#0072B2")
-    axes.plot(sum(values) / 3, row, "|", color="#D55E00", markersize=22)
-axes.axvline(1 / CLASSES, linestyle=":", color="grey")
-axes.set(yticks=range(3), yticklabels=list(accuracies), ylim=(2.5, -0.5), xlabel="validation accuracy (dotted: chance)")
-axes.set_title("Three seeds each, and their mean", fontsize=10)
-plt.show()
+columns = {f"measured, {DEVICE}": "{}"} | {f"operations, {n} images": "{:,}" for n in BATCHES}
+columns |= {f"time, {n}": measure.human_seconds for n in BATCHES}
+rows = [
+    (name, *(races[n][name][0] for n in BATCHES), *(races[n][name][1] for n in BATCHES)) for name in races[BATCHES[0]]
+]
+report.table(columns, rows)
+saved.shows(
+    races[BATCHES[-1]]["CutMix, loop"][0] / races[BATCHES[-1]]["CutMix, yours"][0],
+    "{:.0f}",
+    "Yours starts the same number for any batch. The loop starts a few dozen for each image.",
+)
 
 # %% [markdown]
-# Look at the spread of the points before you look at the means: where they overlap, three seeds show no difference.
-# **At the small size, expect no gain**: after five epochs a small network has not even learned the plain images, and
-# each step now shows it two of them at once, with a label that says so. There is nothing to prevent yet: mixing works
-# against learning by heart, and pays in *long* trainings of large networks; the papers train for hundreds of epochs.
-#
-# ## Past this machine · further
-#
-# What does each augmentation move through memory? MixUp reads two images and writes one: 3 × 4 × 3 × 224² bytes in float32,
-# 1.8 MB. CutMix needs two thirds of that, as each pixel comes from one image; a version that reads
-# both, as `torch.where` does, needs all of it, and that is counted below.
-
-# %%
-MOVED = 3 * 4 * 3 * 224**2  # bytes an image
-print("estimate, float32, 224 pixels, from the memory bandwidth of the data sheets:")
-for card in (planner.V100, planner.A100, planner.H100):
-    ms = 256 * MOVED / card.bandwidth * 1e3
-    print(f"  {card.name:<11} a batch of 256 in {ms:.2f} ms: {256 / ms * 1e3:12,.0f} images/s")
-here = MOVED / (3 * 4 * 3 * SIZE**2) * races[BATCHES[-1]]["CutMix, yours"] / BATCHES[-1]
-print(f"  here, from the race above, scaled by the pixels: {1 / here:12,.0f} images/s")
-
-# %% [markdown]
-# **So where does each belong?** RandAugment works on levels of single images with branches and interpolation: in the
-# workers, while they keep up. MixUp and CutMix are a few passes over a batch that lies on the device already: there the
-# card needs a fraction of a millisecond for them, and the workers nothing. Doing them in a worker's `collate_fn` would
-# cost cores you need for decoding.
-#
-# On a **modelled** card: the loop of the beginning and your `cutmix` with a batch of 128 that lies there, each alone; then both
-# in a whole step of a ResNet-50. Alone, what takes the time is the processor, which starts one small operation after the
-# other; in a step the card's own work can hide these starts.
+# On a CPU, each turn of the loop copies whole rows at the memory's speed. A GPU is mostly idle while Python starts small
+# kernels: **modelled**, 128 images.
 
 
 # %%
@@ -721,21 +553,23 @@ worth.table(steps, makes=worth.Mixed, batches=(32, 128), keep=NAME)
 tp.progress()
 
 # %% [markdown]
+# In a whole step, the card's other work hides many starts.
+#
 # ## Three questions
 #
 # <details><summary>The training accuracy under CutMix is 60 %, the validation accuracy 75 %. Is something broken?</summary>
 #
 # No. The training images are mixed: where λ is near one half, even a perfect network is "wrong" half of the time. Compare
-# validation with validation.
+# validation with validation. (Mixing works against memorising: it pays in long trainings of large networks.)
 # </details>
 #
 # <details><summary>A colleague draws λ = 0.7, cuts a box near the corner, and uses 0.7 for the labels. What goes wrong?</summary>
 #
-# The box is clipped, so less than 30 % is pasted, but 30 % of the label mass goes to the partner. The network is taught that
-# pixels are there which are not.
+# The box is clipped, so less than 30 % is pasted, but 30 % of the label mass goes to the partner. The labels claim pixels that
+# are not there.
 # </details>
 #
-# <details><summary>Why is <code>if torch.rand((), device="cuda") &lt; 0.5:</code> slow, and what is its cure?</summary>
+# <details><summary>Why is <code>if torch.rand((), device="cuda") &lt; 0.5:</code> slow, and how do you avoid it?</summary>
 #
 # Python must know the number to decide, so the CPU waits until the GPU has done all that was queued before. Draw on the
 # CPU, or compute both branches and select with <code>torch.where</code>.
@@ -743,7 +577,5 @@ tp.progress()
 #
 # ## To remember
 #
-# An augmentation of single images hides in the workers as long as they keep up; one that mixes images belongs on the device,
-# on the whole batch, without a loop and without a question to the device. A box becomes a mask by comparing row and column
-# numbers with its borders, for all images at once. And labels follow the pixels that are really there. Next: many devices at
-# once, and what must be said between them.
+# Augment single images in the workers, as long as they keep up. Mix images on the device: the whole batch, without a loop,
+# without reading a value back. Labels follow the pixels that are really there. Next: many devices.
