@@ -427,7 +427,7 @@ def top1(logits, soft):
 tp.check(6, soft_cross_entropy, top1)
 
 # %% [markdown]
-# ### Balise 7 · One or the other, in the step · further · about 8 min
+# ### Balise 7 · MixUp or CutMix, in the step · further · about 8 min
 #
 # Recipes use both and flip a coin for each batch, on the CPU: it would wait for a coin on the *device*.
 #

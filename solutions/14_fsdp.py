@@ -283,7 +283,7 @@ if {"replicated", "root_only", "by_block"} <= found.keys():
 # for each block, only the root's group and one block are whole. The price is in the columns *MB sent* and *gathers*: each
 # block travels twice.
 #
-# ### Balise 2 · Mixed precision, told to the groups · about 5 min
+# ### Balise 2 · Mixed precision, a policy for each group · about 5 min
 #
 # A policy belongs to a group and names up to three dtypes. `param_dtype`: the shards are cast to it before they travel, and the
 # layers compute in it. `reduce_dtype`: the gradients of all ranks are added up in it. `output_dtype`: the output of the
@@ -334,7 +334,7 @@ if found["by_block"]["sent"]:  # a single GPU sends nothing
 # The gathered bytes halve. Activations shrink less, because logits and loss stay float32. The shards stay as large as before:
 # they are the float32 *master weights*, which cost only $1/N$ here.
 #
-# ### Balise 3 · Compute activations again · about 5 min
+# ### Balise 3 · Recompute activations · about 5 min
 #
 # Sharding does not shrink activations. Activation checkpointing does: a segment of the model keeps only its input, and runs
 # forward again when backward reaches it. A block is a good segment, and not every block has to be one.

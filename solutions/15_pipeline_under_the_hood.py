@@ -150,8 +150,8 @@ report.table(columns, [(k, 1e3 * b, 1 - b / sum(busy), size / MIB) for k, (b, si
 # ### Balise 1 · Cut the model evenly · further · about 6 min
 #
 # The slowest stage sets the pace, so cut the layers into contiguous stages whose *largest* sum of costs is as small as
-# possible. Dynamic programming finds this cut: the last stage has the layers $i$ to $j - 1$, and the first $i$ layers are cut
-# into $s - 1$ stages in the best way.
+# possible. Use dynamic programming: if the first $j$ layers fill $s$ stages, the last stage has the layers $i$ to $j - 1$, and
+# the first $i$ layers are cut into $s - 1$ stages in the best way.
 #
 # $$\text{best}_s(j) = \min_i\, \max\big(\text{best}_{s-1}(i),\; c_i + \dots + c_{j-1}\big)$$
 #
@@ -253,7 +253,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 # %% [markdown]
 # Four functions carry messages to or from the rank `peer`. `tag` is the micro-batch's number.
 #
-# | starts to send, returns *works* to wait for | waits, returns what it received |
+# | starts to send, returns *works* to wait for | waits, returns the received tensor |
 # |---|---|
 # | `send_activation(output, peer, tag)` | `receive_activation(peer, tag)` |
 # | `send_gradient(received, peer, tag)` | `receive_gradient(output, peer, tag)` |
@@ -481,7 +481,7 @@ faster.shows(
 # ### Balise 5 · Schedules as data · about 8 min
 #
 # GPipe keeps the activations of all micro-batches. **1F1B** (PipeDream, 2019) has the same bubble, but runs each backward as
-# early as possible, which frees activations. A stage first runs as many forwards as there are stages after it. Then it
+# early as possible, which frees activations sooner. A stage first runs as many forwards as there are stages after it. Then it
 # alternates one forward and one backward. Last come the remaining backwards. It never keeps more than
 # `n_stages − stage` micro-batches. With 3 stages and 4 micro-batches, the last stage and the first stage run:
 #
@@ -614,7 +614,7 @@ def shapes_once():
 # Autograd saves tensors in a forward and frees them in the backward. `SavedBytes`, given, counts their bytes with
 # `torch.autograd.graph.saved_tensors_hooks`.
 #
-# ### Balise 7 · Keep less: compute it again · further · about 11 min
+# ### Balise 7 · Recompute activations · further · about 11 min
 #
 # With **recomputation** (activation checkpointing, Chen et al., 2016), a stage keeps only its input. When its backward comes,
 # it runs forward a second time, now with a graph. `torch.utils.checkpoint` does this; here you write it. `Recompute.forward`
