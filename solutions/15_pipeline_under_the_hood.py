@@ -772,7 +772,8 @@ more.shows(
 )
 
 # %% [markdown]
-# Micro-batches alone save no memory; 1F1B and recomputation do. Recomputation costs a second forward: 4/3 of the computing.
+# Micro-batches alone save no memory; 1F1B and recomputation do. Recomputation costs a second forward: 4/3 of the computing,
+# in theory.
 #
 # ## Idle time
 #
