@@ -1,11 +1,11 @@
 # %% [markdown]
 # # Data augmentation on CPU and GPU · about 80 min, core 35
 #
-# Augmentation shows a network images that it has never seen, and costs computing time. Some of it belongs in the loader's
-# workers, some on the GPU.
+# Augmentation shows a network images that it has never seen, and costs computing time. Some of it belongs in the
+# loader's workers, some on the GPU.
 #
-# **What you will gain.** A loop over images starts operations for each image. You write MixUp and CutMix for the whole batch,
-# with the same number of *operations* for any batch, counted here.
+# **What you will gain.** A loop over images starts operations for each image. You write MixUp and CutMix for the whole
+# batch, with the same number of *operations* for any batch, counted here.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import io
@@ -38,13 +38,13 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channe
 # %% [markdown]
 # ## The idea
 #
-# RandAugment looks at one image at a time. MixUp and CutMix (Zhang et al., 2018; Yun et al., 2019) need *two* images, so they
-# work on the batch. With labels $y$ and a random $\lambda \sim \mathrm{Beta}(\alpha, \alpha)$ they make
+# RandAugment looks at one image at a time. MixUp and CutMix (Zhang et al., 2018; Yun et al., 2019) need *two* images,
+# so they work on the batch. With labels $y$ and a random $\lambda \sim \mathrm{Beta}(\alpha, \alpha)$ they make
 #
 # $$\tilde x = M \odot x_i + (1 - M) \odot x_j, \qquad \tilde y = \lambda\, y_i + (1 - \lambda)\, y_j$$
 #
-# For MixUp, $M = \lambda$ everywhere. For CutMix, $M$ is 0 in a rectangle with $1 - \lambda$ of the area, and 1 elsewhere. The
-# labels are *soft*: a probability for each class.
+# For MixUp, $M = \lambda$ everywhere. For CutMix, $M$ is 0 in a rectangle with $1 - \lambda$ of the area, and 1
+# elsewhere. The labels are *soft*: a probability for each class.
 
 
 # %% jupyter={"source_hidden": true}
@@ -142,13 +142,13 @@ report.table({"CutMix by a loop, images": "{}", "operations": "{:,}"}, rows)
 #
 # Return a function that takes a PIL image (of any size, perhaps grey) and returns a float32 tensor `(3, size, size)`,
 # normalised with `MEAN` and `STD`. It crops by `RandomResizedCrop`, flips half of the images from left to right, and,
-# if `augment`, applies `v2.RandAugment()` **once, where it belongs**. Two things decide where: how many pixels it processes,
-# and which numbers its operations (posterise, equalise, solarise) expect. About 5 lines.
+# if `augment`, applies `v2.RandAugment()` **once, where it belongs**. Two things decide where: how many pixels it
+# processes, and which numbers its operations (posterise, equalise, solarise) expect. About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `v2.Compose` of a list. `v2.ToImage()` and `v2.ToDtype(torch.float32, scale=True)` turn levels from 0 to 255 into floats in
-# [0, 1]. `v2.RGB()` or `image.convert("RGB")` turns one channel into three.
+# `v2.Compose` of a list. `v2.ToImage()` and `v2.ToDtype(torch.float32, scale=True)` turn levels from 0 to 255 into
+# floats in [0, 1]. `v2.RGB()` or `image.convert("RGB")` turns one channel into three.
 # </details>
 
 
@@ -175,8 +175,8 @@ windows = [augmented(photograph) for _ in range(6)]
 show(torch.stack([original, *windows]), ["the photograph", *(f"window {k}" for k in range(1, 7))])
 
 # %% [markdown]
-# RandAugment hides in the workers as long as they keep up with the GPU. An A100 trains 2,470 images a second (ResNet-50, mixed
-# precision, published by NVIDIA).
+# RandAugment hides in the workers as long as they keep up with the GPU. An A100 trains 2,470 images a second
+# (ResNet-50, mixed precision, published by NVIDIA).
 
 # %%
 cores = tp.predict("How many cores like this one keep such a GPU fed with decoded, augmented images?", ...)
@@ -213,11 +213,11 @@ cores.shows(needed, "{:.0f} cores", "Milliseconds an image add up when thousands
 #
 # ### Balise 2 · MixUp for a batch · about 15 min
 #
-# `images` has the shape `(b, channels, h, w)`, in float32 or bfloat16. `labels` are integers `(b,)` or soft, `(b, classes)`.
-# Return `(mixed, soft)`: images of the same shape and dtype, and soft labels `(b, classes)` in float32.
+# `images` has the shape `(b, channels, h, w)`, in float32 or bfloat16. `labels` are integers `(b,)` or soft,
+# `(b, classes)`. Return `(mixed, soft)`: images of the same shape and dtype, and soft labels `(b, classes)` in float32.
 #
-# - Draw **one λ for each image** from Beta(α, α) with torch. The partners are a permutation of the batch, random or a fixed
-#   roll.
+# - Draw **one λ for each image** from Beta(α, α) with torch. The partners are a permutation of the batch, random or a
+#   fixed roll.
 # - Don't change the inputs. Refuse integer images (uint8) with a `TypeError`.
 #
 # About 8 lines.
@@ -225,8 +225,8 @@ cores.shows(needed, "{:.0f} cores", "Milliseconds an image add up when thousands
 # <details><summary>Hint</summary>
 #
 # `torch.distributions.Beta(a, a, validate_args=False).sample()` with tensors `a` of shape `(b,)` on the device; without
-# `validate_args=False` it reads `a` back to check it. `F.one_hot`, `lam.view(-1, 1, 1, 1)`, `torch.lerp`. λ in the dtype of the
-# images for the images, in float32 for the labels.
+# `validate_args=False` it reads `a` back to check it. `F.one_hot`, `lam.view(-1, 1, 1, 1)`, `torch.lerp`. λ in the
+# dtype of the images for the images, in float32 for the labels.
 # </details>
 
 
@@ -283,16 +283,17 @@ show(mixed, words(soft))
 # %% [markdown]
 # ### Balise 3 · The boxes of CutMix · further · about 7 min
 #
-# Given for each image are `lam` in [0, 1] and a centre `(y, x)` in pixels (float tensors of shape `(b,)`). The box has the
-# fraction `1 − lam` of the image's *area* and the image's proportions. Round it to whole pixels, and clip it to the image.
+# Given for each image are `lam` in [0, 1] and a centre `(y, x)` in pixels (float tensors of shape `(b,)`). The box has
+# the fraction `1 − lam` of the image's *area* and the image's proportions. Round it to whole pixels, and clip it to the
+# image.
 #
 # Return `(boxes, lam)`: `boxes` int64 `(b, 4)` with top, left, bottom, right (the last two are the first row and column
 # *outside*), and the `lam` `(b,)` **that is really kept**: 1 minus the fraction of pixels in the box. About 8 lines.
 #
 # <details><summary>Hint</summary>
 #
-# A box of the fraction $1-\lambda$ of the area has sides $\sqrt{1-\lambda}$ of the image's. From the centre, half a side goes
-# each way. Clip, *then* count. `lam = 1` gives an empty box.
+# A box of the fraction $1-\lambda$ of the area has sides $\sqrt{1-\lambda}$ of the image's. From the centre, half a
+# side goes each way. Clip, *then* count. `lam = 1` gives an empty box.
 # </details>
 
 
@@ -318,8 +319,9 @@ tp.check(3, cutmix_boxes)
 #
 # <details><summary>Hint</summary>
 #
-# A pixel is inside if its row is at least `top` and below `bottom`, and its column is at least `left` and below `right`.
-# `torch.arange(height, device=...)` of shape `(height, 1)` compared with `top` of shape `(b, 1, 1, 1)` broadcasts.
+# A pixel is inside if its row is at least `top` and below `bottom`, and its column is at least `left` and below
+# `right`. `torch.arange(height, device=...)` of shape `(height, 1)` compared with `top` of shape `(b, 1, 1, 1)`
+# broadcasts.
 # </details>
 
 
@@ -342,9 +344,9 @@ tp.check(4, box_masks)
 # %% [markdown]
 # ### Balise 5 · CutMix for a batch · further · about 16 min
 #
-# The arguments, results and promises are those of `mixup`: one λ, one centre, uniform over the image, and one partner for
-# each image. The partner's pixels go into the box. Mix the labels by the area that is **really** cut. Use `cutmix_boxes` and
-# `box_masks`. About 12 lines.
+# The arguments, results and promises are those of `mixup`: one λ, one centre, uniform over the image, and one partner
+# for each image. The partner's pixels go into the box. Mix the labels by the area that is **really** cut. Use
+# `cutmix_boxes` and `box_masks`. About 12 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -385,14 +387,14 @@ show(mixed, words(soft))
 # %% [markdown]
 # ### Balise 6 · A loss for soft labels · further · about 6 min
 #
-# With soft labels the loss is the mean over the images of $-\sum_c y_c \log p_c$. **Label smoothing** gives a part `s` of the
-# mass to all classes alike: $y' = (1-s)\,y + s / \text{classes}$.
+# With soft labels the loss is the mean over the images of $-\sum_c y_c \log p_c$. **Label smoothing** gives a part `s`
+# of the mass to all classes alike: $y' = (1-s)\,y + s / \text{classes}$.
 #
-# - `soft_cross_entropy(logits, labels, smoothing)`: this loss with smoothed labels, a tensor `()`, without PyTorch's own
-#   losses. Compute in float32 if the logits have 16 bits. Take the logarithm of the softmax in one operation: with logits
-#   hundreds apart, a softmax is 0 and its logarithm infinite.
-# - `top1(logits, soft)`: the fraction of images whose largest logit and largest label mass are in the same class, a tensor
-#   `()`.
+# - `soft_cross_entropy(logits, labels, smoothing)`: this loss with smoothed labels, a tensor `()`, without PyTorch's
+#   own losses. Compute in float32 if the logits have 16 bits. Take the logarithm of the softmax in one operation: with
+#   logits hundreds apart, a softmax is 0 and its logarithm infinite.
+# - `top1(logits, soft)`: the fraction of images whose largest logit and largest label mass are in the same class, a
+#   tensor `()`.
 #
 # About 3 and 1 lines.
 #
@@ -431,16 +433,17 @@ tp.check(6, soft_cross_entropy, top1)
 #
 # Recipes use both and flip a coin for each batch, on the CPU: it would wait for a coin on the *device*.
 #
-# - `MixOrCut(classes, alpha)`: in training mode, `forward(images, labels)` applies your `mixup` or your `cutmix` to the whole
-#   batch, each with probability 1/2. In eval mode it returns the images unchanged, with one-hot labels in float32; soft
-#   labels stay unchanged. The same `torch.manual_seed` gives the same batches.
+# - `MixOrCut(classes, alpha)`: in training mode, `forward(images, labels)` applies your `mixup` or your `cutmix` to the
+#   whole batch, each with probability 1/2. In eval mode it returns the images unchanged, with one-hot labels in
+#   float32; soft labels stay unchanged. The same `torch.manual_seed` gives the same batches.
 # - `train_step`: mix the batch with `mix(images, labels)`, and compute your loss (`loss`), without smoothing.
 #
 # About 4 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `self.training` tells the mode. `torch.rand(())` is drawn on the CPU. Functions are values: a name can refer to either.
+# `self.training` tells the mode. `torch.rand(())` is drawn on the CPU. Functions are values: a name can refer to
+# either.
 # </details>
 
 
@@ -525,8 +528,8 @@ saved.shows(
 )
 
 # %% [markdown]
-# On a CPU, each turn of the loop copies whole rows at the memory's speed. A GPU is mostly idle while Python starts small
-# kernels: **modelled**, 128 images.
+# On a CPU, each turn of the loop copies whole rows at the memory's speed. A **modelled** GPU, with 128 images, waits for
+# Python to start small kernels:
 
 
 # %%
@@ -559,14 +562,14 @@ tp.progress()
 #
 # <details><summary>The training accuracy under CutMix is 60 %, the validation accuracy 75 %. Is something broken?</summary>
 #
-# No. The training images are mixed: where λ is near one half, even a perfect network is "wrong" half of the time. Compare
-# validation with validation. (Mixing works against memorising: it pays in long trainings of large networks.)
+# No. The training images are mixed: where λ is near one half, even a perfect network is "wrong" half of the time.
+# Compare validation with validation. (Mixing works against memorising: it pays in long trainings of large networks.)
 # </details>
 #
 # <details><summary>A colleague draws λ = 0.7, cuts a box near the corner, and uses 0.7 for the labels. What goes wrong?</summary>
 #
-# The box is clipped, so less than 30 % is pasted, but 30 % of the label mass goes to the partner. The labels claim pixels that
-# are not there.
+# The box is clipped, so less than 30 % is pasted, but 30 % of the label mass goes to the partner. The labels claim
+# pixels that are not there.
 # </details>
 #
 # <details><summary>Why is <code>if torch.rand((), device="cuda") &lt; 0.5:</code> slow, and how do you avoid it?</summary>
@@ -577,5 +580,5 @@ tp.progress()
 #
 # ## To remember
 #
-# Augment single images in the workers, as long as they keep up. Mix images on the device: the whole batch, without a loop,
-# without reading a value back. Labels follow the pixels that are really there. Next: many devices.
+# Augment single images in the workers, as long as they keep up. Mix images on the device: the whole batch, without a
+# loop, without reading a value back. Labels follow the pixels that are really there. Next: many devices.

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Fully sharded data parallelism with PyTorch · about 85 min, core 35
 #
-# `fully_shard` is PyTorch's ZeRO stage 3. Each rank keeps a part (*shard*) of every parameter, of its gradient and of the
-# optimizer's states, and gathers a layer only while it computes with it. The call is one line. What you tell it decides
-# what it saves: which modules form a group, in which dtypes they travel, what is kept and what is fetched again. A mistake
-# is silent, because the losses stay right.
+# `fully_shard` is PyTorch's ZeRO stage 3. Each rank keeps a part (*shard*) of every parameter, of its gradient and of
+# the optimizer's states, and gathers a layer only while it computes with it. The call is one line. What you tell it
+# decides what it saves: which modules form a group, in which dtypes they travel, what is kept and what is fetched
+# again. A mistake is silent, because the losses stay right.
 #
 # **What you will gain.** Fewer *megabytes held by a rank* at the peak of a step, measured here on four ranks, and the
 # price in megabytes sent.
@@ -49,9 +49,10 @@ MB = 1e6
 # %% [markdown]
 # ## The idea
 #
-# A *group* is a set of parameters that travels together: one all-gather makes it whole, and one reduce-scatter distributes
-# its gradients. With $\Psi$ parameters on $N$ ranks, in float32 with AdamW, a rank always holds $16\,\Psi/N$ bytes. On top
-# come the groups that are whole at a given moment (the root's, one block, and perhaps the next one) and the activations $A$:
+# A *group* is a set of parameters that travels together: one all-gather makes it whole, and one reduce-scatter
+# distributes its gradients. With $\Psi$ parameters on $N$ ranks, in float32 with AdamW, a rank always holds
+# $16\,\Psi/N$ bytes. On top come the groups that are whole at a given moment (the root's, one block, and perhaps the
+# next one) and the activations $A$:
 #
 # $$M \;=\; \frac{16\,\Psi}{N} \;+\; 4\,(\psi_\text{root} + 2\,\psi_\text{block}) \;+\; A$$
 
@@ -83,8 +84,8 @@ plt.show()
 # %% [markdown]
 # ## The baseline, measured first
 #
-# A small decoder like Llama, in plain PyTorch. All ranks draw the same weights and see different batches. First plain data
-# parallelism (DDP), which keeps everything on every rank.
+# A small decoder like Llama, in plain PyTorch. All ranks draw the same weights and see different batches. First plain
+# data parallelism (DDP), which keeps everything on every rank.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -186,7 +187,8 @@ def replicated(mesh):
 
 
 print(
-    f"{CONFIG.n_parameters / 1e6:.2f} million parameters, {CONFIG.layers} × {CONFIG.block_parameters / 1e6:.2f} in blocks"
+    f"{CONFIG.n_parameters / 1e6:.2f} million parameters, "
+    f"{CONFIG.layers} × {CONFIG.block_parameters / 1e6:.2f} in blocks"
 )
 run(replicated=replicated)
 
@@ -195,19 +197,19 @@ run(replicated=replicated)
 #
 # ### Balise 1 · Shard by block, then the root · about 8 min
 #
-# **`shard(model, mesh)`**: make one group for each of `model.blocks`, and one for all other parameters (embedding, last norm,
-# head), over the ranks of `mesh`. `fully_shard` works in place: it turns each parameter into a `DTensor`, of which this rank
-# holds its rows, and keeps the names. Return the model. About 3 lines.
+# **`shard(model, mesh)`**: make one group for each of `model.blocks`, and one for all other parameters (embedding, last
+# norm, head), over the ranks of `mesh`. `fully_shard` works in place: it turns each parameter into a `DTensor`, of
+# which this rank holds its rows, and keeps the names. Return the model. About 3 lines.
 #
-# **`prepare(model, mesh, shard, learning_rate)`**: shard with the function that is passed in, because later balises pass
-# others, and continue with the model that it returns. Make a `torch.optim.AdamW` with a weight decay of 0.1. Return
-# `(model, optimizer)`. About 2 lines.
+# **`prepare(model, mesh, shard, learning_rate)`**: shard with the function that is passed in, because later balises
+# pass others, and continue with the model that it returns. Make a `torch.optim.AdamW` with a weight decay of 0.1.
+# Return `(model, optimizer)`. About 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `fully_shard(module, mesh=mesh)` makes one group of all parameters below `module` **that are in no group yet**, and returns
-# the module. So in which order do you call it? And it *replaces* the parameters by new ones. What must not have seen the
-# old ones?
+# `fully_shard(module, mesh=mesh)` makes one group of all parameters below `module` **that are in no group yet**, and
+# returns the module. So in which order do you call it? And it *replaces* the parameters by new ones. What must not have
+# seen the old ones?
 # </details>
 
 
@@ -279,27 +281,27 @@ if {"replicated", "root_only", "by_block"} <= found.keys():
     plt.show()
 
 # %% [markdown]
-# With one group, the whole model is gathered and stays until the end of backward, where a whole gradient joins it. With a group
-# for each block, only the root's group and one block are whole. The price is in the columns *MB sent* and *gathers*: each
-# block travels twice.
+# With one group, the whole model is gathered and stays until the end of backward, where a whole gradient joins it. With
+# a group for each block, only the root's group and one block are whole. The price is in the columns *MB sent* and
+# *gathers*: each block travels twice.
 #
 # ### Balise 2 · Mixed precision, a policy for each group · about 5 min
 #
-# A policy belongs to a group and names up to three dtypes. `param_dtype`: the shards are cast to it before they travel, and the
-# layers compute in it. `reduce_dtype`: the gradients of all ranks are added up in it. `output_dtype`: the output of the
-# group's module is cast to it. The shards, their gradients and the states stay float32.
+# A policy belongs to a group and names up to three dtypes. `param_dtype`: the shards are cast to it before they travel,
+# and the layers compute in it. `reduce_dtype`: the gradients of all ranks are added up in it. `output_dtype`: the
+# output of the group's module is cast to it. The shards, their gradients and the states stay float32.
 #
-# bfloat16 halves the bytes and keeps 8 significant bits. That is enough to multiply, and too little to add up many numbers:
-# over all ranks, or over the vocabulary in the loss.
+# bfloat16 halves the bytes and keeps 8 significant bits. That is enough to multiply, and too little to add up many
+# numbers: over all ranks, or over the vocabulary in the loss.
 #
 # **`shard_mixed(model, mesh)`**: the groups of balise 1 with one policy for each block and another for the root
 # (`mp_policy=`). Where do the two differ? About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `MixedPrecisionPolicy(param_dtype=..., reduce_dtype=..., output_dtype=...)`; without `reduce_dtype`, the sum is made in the
-# gradients' dtype. The logits leave the model through one module only. The output of a block goes to the next block, or to
-# the norm and the head, which belong to the root's group and do not cast their input.
+# `MixedPrecisionPolicy(param_dtype=..., reduce_dtype=..., output_dtype=...)`; without `reduce_dtype`, the sum is made
+# in the gradients' dtype. The logits leave the model through one module only. The output of a block goes to the next
+# block, or to the norm and the head, which belong to the root's group and do not cast their input.
 # </details>
 
 
@@ -331,21 +333,21 @@ if found["by_block"]["sent"]:  # a single GPU sends nothing
     )
 
 # %% [markdown]
-# The gathered bytes halve. Activations shrink less, because logits and loss stay float32. The shards stay as large as before:
-# they are the float32 *master weights*, which cost only $1/N$ here.
+# The gathered bytes halve. Activations shrink less, because logits and loss stay float32. The shards stay as large as
+# before: they are the float32 *master weights*, which cost only $1/N$ here.
 #
 # ### Balise 3 · Recompute activations · about 5 min
 #
-# Sharding does not shrink activations. Activation checkpointing does: a segment of the model keeps only its input, and runs
-# forward again when backward reaches it. A block is a good segment, and not every block has to be one.
+# Sharding does not shrink activations. Activation checkpointing does: a segment of the model keeps only its input, and
+# runs forward again when backward reaches it. A block is a good segment, and not every block has to be one.
 #
-# **`shard_recomputed(model, mesh, every=1)`**: make segments of the blocks 0, `every`, 2·`every`, …; leave the others as they
-# were. Then make the groups of balise 1. About 5 lines.
+# **`shard_recomputed(model, mesh, every=1)`**: make segments of the blocks 0, `every`, 2·`every`, …; leave the others
+# as they were. Then make the groups of balise 1. About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `checkpoint_wrapper(block)` *returns a new module* around the block, and changes nothing in the model. So where do you store
-# it? You can assign to an entry of `model.blocks`, as in a list. The parameters keep their names.
+# `checkpoint_wrapper(block)` *returns a new module* around the block, and changes nothing in the model. So where do you
+# store it? You can assign to an entry of `model.blocks`, as in a list. The parameters keep their names.
 # </details>
 
 
@@ -376,22 +378,23 @@ once_more.shows(
 )
 
 # %% [markdown]
-# The losses are the same. The price is a second forward of these blocks. The peak is now in backward, where one block is
-# whole beside the root's group, so *gathered* grows.
+# The losses are the same. The price is a second forward of these blocks. The peak is now in backward, where one block
+# is whole beside the root's group, so *gathered* grows.
 #
 # ### Balise 4 · What stays gathered between forward and backward · about 5 min
 #
-# Each block is gathered twice in a step. With memory to spare, a block can stay whole from forward to backward, and travel
-# once.
+# Each block is gathered twice in a step. With memory to spare, a block can stay whole from forward to backward, and
+# travel once.
 #
-# **`shard_kept(model, mesh, kept)`**: the groups of balise 1, of which `kept` blocks (0 to all) stay whole after forward. Each
-# of them saves one all-gather, but they don't all hold their memory equally long. Choose those that hold it for the shortest
-# time. After backward, none is whole. About 4 lines.
+# **`shard_kept(model, mesh, kept)`**: the groups of balise 1, of which `kept` blocks (0 to all) stay whole after
+# forward. Each of them saves one all-gather, but they don't all hold their memory equally long. Choose those that hold
+# it for the shortest time. After backward, none is whole. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Backward begins where forward ends. `fully_shard(..., reshard_after_forward=...)` takes a truth value for each group: is it
-# *freed* after forward? (A number means something else: shard over fewer ranks.) Mind `kept == 0`: `blocks[-0:]` is all blocks.
+# Backward begins where forward ends. `fully_shard(..., reshard_after_forward=...)` takes a truth value for each group:
+# is it *freed* after forward? (A number means something else: shard over fewer ranks.) Mind `kept == 0`: `blocks[-0:]`
+# is all blocks.
 # </details>
 
 
@@ -432,8 +435,8 @@ run("by_block", **{f"kept_{kept}": making(shard_kept, kept=kept) for kept in KEP
 #
 # <details><summary>Hint</summary>
 #
-# `fully_shard(..., offload_policy=policy)`, for each group separately. AdamW's moments and the gradients are where their
-# shards are: 16 bytes a parameter in all.
+# `fully_shard(..., offload_policy=policy)`, for each group separately. AdamW's moments and the gradients are where
+# their shards are: 16 bytes a parameter in all.
 # </details>
 
 
@@ -463,7 +466,8 @@ moved, saved = (
     planner.state_bytes(LLAMA_7B.n_parameters, 8, 3, mixed_precision=False),
 )
 print(
-    f"a step moves {moved / 1e9:.1f} GB over the link, {moved / 25e9:.2f} s; saved on the GPU: {saved.total / 1e9:.1f} GB"
+    f"a step moves {moved / 1e9:.1f} GB over the link, {moved / 25e9:.2f} s; "
+    f"saved on the GPU: {saved.total / 1e9:.1f} GB"
 )
 for sequences in (1, 4, 16):
     computing = sequences * 2048 * LLAMA_7B.flops_per_token(2048) / (0.4 * planner.H100.bfloat16)
@@ -474,8 +478,8 @@ for sequences in (1, 4, 16):
 #
 # ## A model that is never whole
 #
-# So far each rank made the whole model and then cut it. 70 billion parameters take 280 GB in float32, so no rank can do that.
-# Tensors on the **meta device** have a shape and a dtype, and no memory.
+# So far each rank made the whole model and then cut it. 70 billion parameters take 280 GB in float32, so no rank can do
+# that. Tensors on the **meta device** have a shape and a dtype, and no memory.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import tempfile
@@ -491,13 +495,13 @@ make_plain = functools.partial(Llama, SMALL)  # on the device that is the defaul
 # %% [markdown]
 # ### Balise 6 · Born in shards · further · about 9 min
 #
-# Make the model without memory, cut it, and then allocate memory for its shards alone. Write `build_sharded(make_plain, mesh,
-# seed)` so that a rank never holds more than its shards and one whole block. `make_plain()` makes a plain model. Its method
-# `init_weights()` fills all parameters and the rotary tables in place, with random numbers from this rank's generator. The
-# memory has to be on `mesh.device_type`.
+# Make the model without memory, cut it, and then allocate memory for its shards alone. Write
+# `build_sharded(make_plain, mesh, seed)` so that a rank never holds more than its shards and one whole block.
+# `make_plain()` makes a plain model. Its method `init_weights()` fills all parameters and the rotary tables in place,
+# with random numbers from this rank's generator. The memory has to be on `mesh.device_type`.
 #
-# The same seed and number of ranks give the same weights. But on a CPU each rank fills its rows from its own generator. What
-# happens if all ranks set the same seed? (On GPUs, `DTensor` expects one seed for all.) About 6 lines.
+# The same seed and number of ranks give the same weights. But on a CPU each rank fills its rows from its own generator.
+# What happens if all ranks set the same seed? (On GPUs, `DTensor` expects one seed for all.) About 6 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -553,23 +557,24 @@ report.table({"ranks": "{}", "made": "{}", "peak": measure.human_bytes, "kept": 
 # %% [markdown]
 # ## Checkpoints of shards
 #
-# `torch.save` on rank 0 needs the whole model there. With `torch.distributed.checkpoint` (`dcp`), each rank writes its shards
-# into one folder, and `.metadata` notes which rows are where. A job with another number of ranks reads the rows *it* needs.
+# `torch.save` on rank 0 needs the whole model there. With `torch.distributed.checkpoint` (`dcp`), each rank writes its
+# shards into one folder, and `.metadata` notes which rows are where. A job with another number of ranks reads the rows
+# *it* needs.
 #
 # ### Balise 7 · Saved on 4 ranks, loaded on 2 · further · about 9 min
 #
-# The state of a training is a nested dictionary: weights, AdamW's moments and learning rate, the step. `dcp` saves one, and
-# *loads into an existing one*: it fills the tensors in place and skips what has no place. A new AdamW has no moments yet.
-# `get_state_dict(model, optimizer)` returns both states, with a place for everything.
+# The state of a training is a nested dictionary: weights, AdamW's moments and learning rate, the step. `dcp` saves one,
+# and *loads into an existing one*: it fills the tensors in place and skips what has no place. A new AdamW has no
+# moments yet. `get_state_dict(model, optimizer)` returns both states, with a place for everything.
 #
 # - **`save_checkpoint(folder, model, optimizer, step)`**, on all ranks: everything into one checkpoint. About 2 lines.
-# - **`load_checkpoint(folder, model, optimizer)`**, on *any* number of ranks, for a new model and a new optimizer: make a
-#   `state` with all places, and let `dcp` fill it. About 3 lines.
+# - **`load_checkpoint(folder, model, optimizer)`**, on *any* number of ranks, for a new model and a new optimizer: make
+#   a `state` with all places, and let `dcp` fill it. About 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `dcp.save(state, checkpoint_id=folder)`, `dcp.load(state, checkpoint_id=folder)`. The given lines use the keys `"model"`,
-# `"optimizer"` and `"step"`.
+# `dcp.save(state, checkpoint_id=folder)`, `dcp.load(state, checkpoint_id=folder)`. The given lines use the keys
+# `"model"`, `"optimizer"` and `"step"`.
 # </details>
 
 
@@ -635,25 +640,25 @@ print("4 ranks went on with losses ", " ".join(f"{loss:.6f}" for loss in there))
 print("2 ranks, from the checkpoint", " ".join(f"{loss:.6f}" for loss in here))
 
 # %% [markdown]
-# `.metadata` is written last: a folder without it is an unfinished checkpoint. So write each checkpoint into a new folder, and
-# delete the previous one afterwards.
+# `.metadata` is written last: a folder without it is an unfinished checkpoint. So write each checkpoint into a new
+# folder, and delete the previous one afterwards.
 #
 # ## Several micro-batches a step
 #
 # ### Balise 8 · Accumulate, exchange once · further · about 10 min
 #
-# A batch that does not fit is cut into micro-batches, and their gradients add up. Between two micro-batches, a rank keeps
-# *either* its shard of the gradients, exchanged each time, *or* all gradients, exchanged once. Write the second:
+# A batch that does not fit is cut into micro-batches, and their gradients add up. Between two micro-batches, a rank
+# keeps *either* its shard of the gradients, exchanged each time, *or* all gradients, exchanged once. Write the second:
 # `accumulate(model, micro_batches, optimizer)` makes *one* step that equals a step on all sequences at once.
 #
-# `micro_batches` is a list of token tensors `(b_i, s + 1)`. The last one may have fewer sequences, and `language_loss` is a mean
-# over its own: what is the weight of each one in the whole mean? Write the loop: one micro-batch after the other, with one
-# exchange of gradients, in the last. Add up this rank's mean loss in `total`, detached. About 7 lines.
+# `micro_batches` is a list of token tensors `(b_i, s + 1)`. The last one may have fewer sequences, and `language_loss`
+# is a mean over its own: what is the weight of each one in the whole mean? Write the loop: one micro-batch after the
+# other, with one exchange of gradients, in the last. Add up this rank's mean loss in `total`, detached. About 7 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `model.set_requires_gradient_sync(False)` on the root tells all modules below to keep their gradients, `True` to exchange
-# them. `model.set_is_last_backward(False)` skips the cleanup after a backward that is not the last.
+# `model.set_requires_gradient_sync(False)` on the root tells all modules below to keep their gradients, `True` to
+# exchange them. `model.set_is_last_backward(False)` skips the cleanup after a backward that is not the last.
 # </details>
 
 
@@ -721,13 +726,13 @@ rows = [
 report.table({"handed in by a rank": "{}"} | dict.fromkeys(("peak", *KINDS[:2]), measure.human_bytes), rows)
 
 # %% [markdown]
-# One exchange saves three of four reduce-scatters. In return, each rank holds **all** gradients in float32 up to the last
-# micro-batch.
+# One exchange saves three of four reduce-scatters. In return, each rank holds **all** gradients in float32 up to the
+# last micro-batch.
 #
 # ## Shards within a node, replicas over nodes
 #
-# On 1,024 GPUs, each all-gather is a ring of 1,024 ranks over the slow links between nodes. *Hybrid* sharding cuts the model
-# over the GPUs of one node and keeps a replica on each node. Between nodes, only an all-reduce of gradient shards
+# On 1,024 GPUs, each all-gather is a ring of 1,024 ranks over the slow links between nodes. *Hybrid* sharding cuts the
+# model over the GPUs of one node and keeps a replica on each node. Between nodes, only an all-reduce of gradient shards
 # travels. The price: the shards are as large as on a single node.
 
 
@@ -758,8 +763,8 @@ draw_mesh()
 # %% [markdown]
 # ### Balise 9 · Hybrid sharding · further · about 5 min
 #
-# `shard_hybrid(model, replicas)`: `replicas` copies of the model, each cut over `shards` neighbouring ranks on one node.
-# `init_device_mesh(device_type, shape, mesh_dim_names=...)` puts the ranks into a table, row by row:
+# `shard_hybrid(model, replicas)`: `replicas` copies of the model, each cut over `shards` neighbouring ranks on one
+# node. `init_device_mesh(device_type, shape, mesh_dim_names=...)` puts the ranks into a table, row by row:
 #
 # ```
 # shape (2, 4):   0 1 2 3         shape (4, 2):   0 1
@@ -768,8 +773,9 @@ draw_mesh()
 #                                                 6 7
 # ```
 #
-# Over a mesh with two dimensions, `fully_shard` cuts along each row and copies down each column. Which shape is right for
-# any `replicas` and `shards`? Make the mesh, make the groups of balise 1 over it, and return the model. About 2 lines.
+# Over a mesh with two dimensions, `fully_shard` cuts along each row and copies down each column. Which shape is right
+# for any `replicas` and `shards`? Make the mesh, make the groups of balise 1 over it, and return the model. About 2
+# lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -817,15 +823,15 @@ columns = {"replicas": "{}", "ranks for each": "{}"} | dict.fromkeys(("keeps", *
 report.table(columns, rows)
 
 # %% [markdown]
-# Read the second row as two nodes of two ranks. Only the all-reduce passes between the nodes, with half the gradients. Build all
-# replicas with the same weights: `fully_shard` does not copy them at the start.
+# Read the second row as two nodes of two ranks. Only the all-reduce passes between the nodes, with half the gradients.
+# Build all replicas with the same weights: `fully_shard` does not copy them at the start.
 #
 # ## DeepSpeed's ZeRO · further
 #
-# DeepSpeed, which introduced ZeRO, takes the stage from a JSON configuration. Where it is installed (extra `frameworks`), the
-# next cells train the same model at stages 1, 2 and 3 and compare the losses. Three traps: some versions clip at 1.0 unless
-# you set 0; an optimizer outside its list needs `zero_allow_untested_optimizer`; its buckets hold 500 million numbers
-# unless you set less.
+# DeepSpeed, which introduced ZeRO, takes the stage from a JSON configuration. Where it is installed (extra
+# `frameworks`), the next cells train the same model at stages 1, 2 and 3 and compare the losses. Three traps: some
+# versions clip at 1.0 unless you set 0; an optimizer outside its list needs `zero_allow_untested_optimizer`; its
+# buckets hold 500 million numbers unless you set less.
 
 
 # %%
@@ -964,10 +970,10 @@ if shown:
 # %% [markdown]
 # ## Past this machine · further
 #
-# You can know most bytes of a step without the machine. With **fake tensors** the same code runs, `fully_shard`, autograd
-# and AdamW included, on ranks that do not exist, and computes nothing. First a prediction that you can check here. Then
-# Llama 2 7B (Touvron et al., 2023) on 64 ranks, one sequence of 2,048 tokens each, in float32: its layers are alike, so three
-# and four layers tell the bytes of 32.
+# You can know most bytes of a step without the machine. With **fake tensors** the same code runs, `fully_shard`,
+# autograd and AdamW included, on ranks that do not exist, and computes nothing. First a prediction that you can check
+# here. Then Llama 2 7B (Touvron et al., 2023) on 64 ranks, one sequence of 2,048 tokens each, in float32: its layers
+# are alike, so three and four layers tell the bytes of 32.
 
 
 # %% jupyter={"source_hidden": true}
@@ -1017,7 +1023,8 @@ def seven_billion(layers):
 
 states = [planner.state_bytes(LLAMA_7B.n_parameters, n, 3, mixed_precision=False).total / 1e9 for n in (1, 64)]
 print(
-    f"predicted: {LLAMA_7B.n_parameters / 1e9:.2f} billion parameters, states {states[0]:.0f} GB, on 64 ranks {states[1]:.1f} GB"
+    f"predicted: {LLAMA_7B.n_parameters / 1e9:.2f} billion parameters, "
+    f"states {states[0]:.0f} GB, on 64 ranks {states[1]:.1f} GB"
 )
 cuts = {"as in balise 1": shard, "recomputed, balise 3": shard_recomputed}
 cases = [(seven_billion(layers), 1, 2048, cut) for layers in (3, 4) for cut in cuts.values()]
@@ -1046,21 +1053,21 @@ tp.progress()
 #
 # <details><summary>With the policy of balise 2, which tensors are in bf16, and how long do they live?</summary>
 #
-# The gathered copies of the weights, as long as a group is whole, and activations and their gradients, up to their use in
-# backward. Nothing in bf16 survives the step: shards, reduced gradients and moments are float32.
+# The gathered copies of the weights, as long as a group is whole, and activations and their gradients, up to their use
+# in backward. Nothing in bf16 survives the step: shards, reduced gradients and moments are float32.
 # </details>
 #
 # <details><summary>A step on 64 GPUs spends half of its time waiting for all-gathers, and a third of the memory is free. Name three
 # things to try.</summary>
 #
-# Keep blocks whole after forward: one of the two all-gathers disappears. Put more tokens into a step: the network's time stays
-# the same and hides in more computing. Shard inside a node and replicate between nodes. And before all that: are the weights
-# gathered in bf16?
+# Keep blocks whole after forward: one of the two all-gathers disappears. Put more tokens into a step: the network's
+# time stays the same and hides in more computing. Shard inside a node and replicate between nodes. And before all that:
+# are the weights gathered in bf16?
 # </details>
 #
 # ## To remember
 #
-# `fully_shard` works in groups: a group is gathered in one message, is whole at one time, and has one policy. Shard the blocks
-# first, then the root, then make the optimizer. Precision, recomputation, what stays whole and where shards live are one
-# argument each. You see their effect in bytes held and bytes sent, never in the loss. Next: a **pipeline** gives each rank
-# *some of the blocks*.
+# `fully_shard` works in groups: a group is gathered in one message, is whole at one time, and has one policy. Shard the
+# blocks first, then the root, then make the optimizer. Precision, recomputation, what stays whole and where shards live
+# are one argument each. You see their effect in bytes held and bytes sent, never in the loss. Next: a **pipeline**
+# gives each rank *some of the blocks*.

@@ -2,11 +2,11 @@
 # # Pipeline parallelism, under the hood · about 100 min, core 40
 #
 # If a model does not fit on one device, you can cut it between two layers. Each rank holds a few neighbouring layers, a
-# **stage**, and sends its activations to the next rank. The price is idle time: while the first stage computes, the others
-# wait.
+# **stage**, and sends its activations to the next rank. The price is idle time: while the first stage computes, the
+# others wait.
 #
-# **What you will gain.** You lower two numbers, both measured here: the share of a step in which a rank is *idle* (%), and
-# the *peak of activations* on a rank (MiB).
+# **What you will gain.** You lower two numbers, both measured here: the share of a step in which a rank is *idle* (%),
+# and the *peak of activations* on a rank (MiB).
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import os
@@ -43,8 +43,8 @@ MIB = 2**20
 # %% [markdown]
 # ## The idea
 #
-# Cut the batch into $m$ *micro-batches*. A stage needs $t_F$ for the forward of one and $t_B$ for its backward. While the
-# pipeline of $p$ stages fills and drains, each stage is idle for $p - 1$ turns: the **bubble**.
+# Cut the batch into $m$ *micro-batches*. A stage needs $t_F$ for the forward of one and $t_B$ for its backward. While
+# the pipeline of $p$ stages fills and drains, each stage is idle for $p - 1$ turns: the **bubble**.
 #
 # $$t_\text{step} = (m + p - 1)\,(t_F + t_B), \qquad \text{bubble} = \frac{p-1}{m+p-1}$$
 
@@ -150,8 +150,8 @@ report.table(columns, [(k, 1e3 * b, 1 - b / sum(busy), size / MIB) for k, (b, si
 # ### Balise 1 · Cut the model evenly · further · about 6 min
 #
 # The slowest stage sets the pace, so cut the layers into contiguous stages whose *largest* sum of costs is as small as
-# possible. Use dynamic programming: if the first $j$ layers fill $s$ stages, the last stage has the layers $i$ to $j - 1$, and
-# the first $i$ layers are cut into $s - 1$ stages in the best way.
+# possible. Use dynamic programming: if the first $j$ layers fill $s$ stages, the last stage has the layers $i$ to
+# $j - 1$, and the first $i$ layers are cut into $s - 1$ stages in the best way.
 #
 # $$\text{best}_s(j) = \min_i\, \max\big(\text{best}_{s-1}(i),\; c_i + \dots + c_{j-1}\big)$$
 #
@@ -160,8 +160,8 @@ report.table(columns, [(k, 1e3 * b, 1 - b / sum(busy), size / MIB) for k, (b, si
 #
 # <details><summary>Hint</summary>
 #
-# `min` of pairs compares their first entries first. The last stage costs `total[j] - total[i]`, and its start is appended to
-# the list: `[*best[i][1], i]`. For which i does each of the s − 1 stages before get a layer?
+# `min` of pairs compares their first entries first. The last stage costs `total[j] - total[i]`, and its start is
+# appended to the list: `[*best[i][1], i]`. For which i does each of the s − 1 stages before get a layer?
 # </details>
 
 
@@ -290,22 +290,22 @@ plt.show()
 # %% [markdown]
 # ### Balise 2 · Messages between neighbours · further · about 8 min
 #
-# If two neighbours both wait for the end of a send, neither receives: a deadlock (on the right). So *start* each send with
-# `dist.isend`, which returns a work at once; `dist.recv` waits. In one group, NCCL sends messages in the order in which
-# they were started, so activations and gradients each get a process group, their **lane**.
+# If two neighbours both wait for the end of a send, neither receives: a deadlock (on the right). So *start* each send
+# with `dist.isend`, which returns a work at once; `dist.recv` waits. In one group, NCCL sends messages in the order in
+# which they were started, so activations and gradients each get a process group, their **lane**.
 #
 # A header (given) tells the receiver the shape and dtype of an activation. Write, in about 5 lines:
 #
-# - `send_activation`: start the sends of header and values, and return the list of works. The values carry no graph. Copy
-#   them only if they aren't contiguous.
+# - `send_activation`: start the sends of header and values, and return the list of works. The values carry no graph.
+#   Copy them only if they aren't contiguous.
 # - `receive_activation`: receive the values. Return a leaf that requires a gradient, if its dtype has gradients.
 # - `send_gradient`: the same for the gradient of `received`.
 #
 # <details><summary>Hint</summary>
 #
 # `dist.isend(tensor, peer, lane, tag=tag)`: gloo finds a message by its tag, so both ends give the same one.
-# `output.detach().contiguous()` copies only where it must. `dist.recv` fills an empty tensor: of which shape, which dtype, on
-# which device? Integers have no gradients: `is_floating_point()`.
+# `output.detach().contiguous()` copies only where it must. `dist.recv` fills an empty tensor: of which shape, which
+# dtype, on which device? Integers have no gradients: `is_floating_point()`.
 # </details>
 
 
@@ -358,11 +358,11 @@ tp.check(2, send_activation, receive_activation, send_gradient, receive_gradient
 # ### Balise 3 · The naive step · about 6 min
 #
 # First without micro-batches. Autograd knows only its own rank, so you apply the chain rule across a cut:
-# `y.backward(gradient)` continues from the gradient that the next stage sent, and leaves in `x.grad` the gradient that the
-# previous stage needs.
+# `y.backward(gradient)` continues from the gradient that the next stage sent, and leaves in `x.grad` the gradient that
+# the previous stage needs.
 #
-# Given: the input, the last stage with its loss, and the wait for all `works`. Write the part of a stage that has a next
-# stage (`place.behind`), then the part of a stage that has a previous one (`place.before`). About 4 lines.
+# Given: the input, the last stage with its loss, and the wait for all `works`. Write the part of a stage that has a
+# next stage (`place.behind`), then the part of a stage that has a previous one (`place.before`). About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -399,21 +399,21 @@ tp.check(3, naive_step)
 # %% [markdown]
 # ### Balise 4 · Micro-batches · about 8 min
 #
-# **GPipe** (Huang et al., 2019): all micro-batches go forward, one after the other; then their gradients come back, the last
-# micro-batch first. Two things are new:
+# **GPipe** (Huang et al., 2019): all micro-batches go forward, one after the other; then their gradients come back, the
+# last micro-batch first. Two things are new:
 #
-# - **The loss.** The gradients add up in `p.grad` and must be those of the *whole batch's mean*. But `loss_function` gives the
-#   mean of *one* micro-batch, and 99 rows in 4 parts are 25, 25, 25 and 24. So weight each mean by its share of the rows. On
-#   the last stage, assign this weighted loss to `y`, and add it up in `total`, without its graph.
-# - **The way back.** `kept` has `(x, y)` of each micro-batch, in order. Take the last pair out and run its backward. The last
-#   stage starts from its loss, the others from the gradient that they receive.
+# - **The loss.** The gradients add up in `p.grad` and must be those of the *whole batch's mean*. But `loss_function`
+#   gives the mean of *one* micro-batch, and 99 rows in 4 parts are 25, 25, 25 and 24. So weight each mean by its share
+#   of the rows. On the last stage, assign this weighted loss to `y`, and add it up in `total`, without its graph.
+# - **The way back.** `kept` has `(x, y)` of each micro-batch, in order. Take the last pair out and run its backward.
+#   The last stage starts from its loss, the others from the gradient that they receive.
 #
 # About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# The mean of the batch is $\sum_k \frac{\text{rows}_k}{\text{rows}}\, \text{mean}_k$. `pop()` takes the last entry out of a
-# list. `y.backward(None)` is `y.backward()`.
+# The mean of the batch is $\sum_k \frac{\text{rows}_k}{\text{rows}}\, \text{mean}_k$. `pop()` takes the last entry out
+# of a list. `y.backward(None)` is `y.backward()`.
 # </details>
 
 
@@ -475,14 +475,14 @@ faster.shows(
 )
 
 # %% [markdown]
-# The first row shows the price of micro-batches: products of fewer rows, and more calls. Make them no smaller than the bubble
-# demands.
+# The first row shows the price of micro-batches: products of fewer rows, and more calls. Make them no smaller than the
+# bubble demands.
 #
 # ### Balise 5 · Schedules as data · about 8 min
 #
-# GPipe keeps the activations of all micro-batches. **1F1B** (PipeDream, 2019) has the same bubble, but runs each backward as
-# early as possible, which frees activations sooner. A stage first runs as many forwards as there are stages after it. Then it
-# alternates one forward and one backward. Last come the remaining backwards. It never keeps more than
+# GPipe keeps the activations of all micro-batches. **1F1B** (PipeDream, 2019) has the same bubble, but runs each
+# backward as early as possible, which frees activations sooner. A stage first runs as many forwards as there are stages
+# after it. Then it alternates one forward and one backward. Last come the remaining backwards. It never keeps more than
 # `n_stages − stage` micro-batches. With 3 stages and 4 micro-batches, the last stage and the first stage run:
 #
 # `F0 B0 F1 B1 F2 B2 F3 B3` and `F0 F1 F2 B0 F3 B1 B2 B3`
@@ -492,8 +492,8 @@ faster.shows(
 #
 # <details><summary>Hint</summary>
 #
-# With w forwards first, the pairs are forward w + k, backward k. How many pairs are there, and which backwards are left? w is
-# 0 on the last stage, and never more than the number of micro-batches.
+# With w forwards first, the pairs are forward w + k, backward k. How many pairs are there, and which backwards are
+# left? w is 0 on the last stage, and never more than the number of micro-batches.
 # </details>
 
 
@@ -531,13 +531,13 @@ report.table(columns, [(name, found.seconds, found.bubble, found.in_flight) for 
 # %% [markdown]
 # ### Balise 6 · Run any schedule · about 8 min
 #
-# `run_schedule` runs a stage's list of actions: balise 4 with the order taken from data. The forward is given. It stores
-# `(x, y, works of its send)` under the micro-batch's number, because backwards may come in any order.
+# `run_schedule` runs a stage's list of actions: balise 4 with the order taken from data. The forward is given. It
+# stores `(x, y, works of its send)` under the micro-batch's number, because backwards may come in any order.
 #
-# Write the lines before a backward: take out what was kept of micro-batch k, receive the gradient of y (the last stage has
-# none), and wait for the sends of that forward. Once the gradient is back, the activation has arrived, so this wait costs
-# nothing and frees y's memory. Waiting in the forward could deadlock, because in 1F1B two neighbours often send to each
-# other at the same moment. About 4 lines.
+# Write the lines before a backward: take out what was kept of micro-batch k, receive the gradient of y (the last stage
+# has none), and wait for the sends of that forward. Once the gradient is back, the activation has arrived, so this wait
+# costs nothing and frees y's memory. Waiting in the forward could deadlock, because in 1F1B two neighbours often send
+# to each other at the same moment. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -586,7 +586,7 @@ tp.check(6, run_schedule)
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 def shapes_once():
-    """The two functions of balise 2 without the header, for equal activations: shapes are agreed on in the first message."""
+    """The two functions of balise 2, for equal activations: only the first message has a header."""
     known = {}
 
     def send(output, peer, tag=0):
@@ -616,18 +616,18 @@ def shapes_once():
 #
 # ### Balise 7 · Recompute activations · further · about 11 min
 #
-# With **recomputation** (activation checkpointing, Chen et al., 2016), a stage keeps only its input. When its backward comes,
-# it runs forward a second time, now with a graph. `torch.utils.checkpoint` does this; here you write it. `Recompute.forward`
-# is given: it runs without a graph, and keeps x and the state of the random numbers.
+# With **recomputation** (activation checkpointing, Chen et al., 2016), a stage keeps only its input. When its backward
+# comes, it runs forward a second time, now with a graph. `torch.utils.checkpoint` does this; here you write it.
+# `Recompute.forward` is given: it runs without a graph, and keeps x and the state of the random numbers.
 #
 # In `backward`, run the stage again with a graph, then a backward through it, which adds to the parameters' gradients.
-# **Dropout must draw the same masks again.** Afterwards the random numbers of x's device continue as if nothing had been
-# recomputed. About 5 lines.
+# **Dropout must draw the same masks again.** Afterwards the random numbers of x's device continue as if nothing had
+# been recomputed. About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Inside a `backward` graphs are off: `with torch.enable_grad():`. `set_random_state(device, state)` is given. Which state did
-# the forward start from, and which one, kept in `now`, has to be set at the end?
+# Inside a `backward` graphs are off: `with torch.enable_grad():`. `set_random_state(device, state)` is given. Which
+# state did the forward start from, and which one, kept in `now`, has to be set at the end?
 # </details>
 
 
@@ -772,17 +772,17 @@ more.shows(
 )
 
 # %% [markdown]
-# Micro-batches alone save no memory; 1F1B and recomputation do. Recomputation costs a second forward: 4/3 of the computing,
-# in theory.
+# Micro-batches alone save no memory; 1F1B and recomputation do. Recomputation costs a second forward: 4/3 of the
+# computing, in theory.
 #
 # ## Idle time
 #
 # ### Balise 8 · The bubble, by formula and from your run · further · about 10 min
 #
 # - `ideal_bubble(n_stages, n_micro_batches)`: the bubble by the formula of *The idea*.
-# - `measured_bubble(events)`: the idle share in a run, from events `(rank, kind, k, stage, begin, end)`. The run lasts from
-#   the first begin to the last end, on any rank. The time that none of a rank's events covers is idle. Events come in any
-#   order, the clock may start at any number, and a rank may hold several stages.
+# - `measured_bubble(events)`: the idle share in a run, from events `(rank, kind, k, stage, begin, end)`. The run lasts
+#   from the first begin to the last end, on any rank. The time that none of a rank's events covers is idle. Events come
+#   in any order, the clock may start at any number, and a rank may hold several stages.
 #
 # About 1 and 3 lines.
 #
@@ -836,13 +836,13 @@ columns = {"stages": "{}"} | {f"{share:.0%}": "{}" for share in shares}
 report.table(columns, [(p, *(fewest_micro_batches(p, share) for share in shares)) for p in (2, 4, 8, 16, 64)])
 
 # %% [markdown]
-# Now your own runs: two stages that compute, then four that *sleep* as long as a device would compute, because four stages
-# can't compute at the same time on two cores. Their messages and waiting are real.
+# Now your own runs: two stages that compute, then four that *sleep* as long as a device would compute, because four
+# stages can't compute at the same time on two cores. Their messages and waiting are real.
 
 
 # %% jupyter={"source_hidden": true}
 def turns_on_rank(rounds, make_stage):
-    """{schedule: the events of this rank, a list for each step}; the schedules take turns, the first round is dropped."""
+    """{schedule: the events of this rank, a list for each step}; they take turns, the first round is dropped."""
     place, (x, labels) = my_place(), make_batch()
     stage, found = make_stage(place), {name: [] for name in SCHEDULES}
     messages = {name: shapes_once() for name in SCHEDULES}
@@ -914,24 +914,25 @@ report.gantt({f"{name}, four stages that sleep, measured": sleeping[name] for na
 #
 # ## Asynchronous updates
 #
-# The bubble exists because all ranks finish the batch before they update their weights. **PipeDream** runs an endless 1F1B
-# instead, in which each stage updates its weights after *each* backward. Now the weights change between the forward and the
-# backward of a micro-batch, so each stage **stashes** the weights of a forward for its backward.
+# The bubble exists because all ranks finish the batch before they update their weights. **PipeDream** runs an endless
+# 1F1B instead, in which each stage updates its weights after *each* backward. Now the weights change between the
+# forward and the backward of a micro-batch, so each stage **stashes** the weights of a forward for its backward.
 #
 # ### Balise 9 · An asynchronous stage · further · about 12 min
 #
-# - `forward(k, x)` runs micro-batch k with the **newest** weights. Write: a copy of them, a dictionary by name, and the output
-#   `y` made with this copy, so that y's graph leads to the copy. Frozen parameters stay frozen in the copy.
-# - `backward(k, gradient)`: write the backward through that graph, which gives the gradient of the *old* weights, and one
-#   optimizer step that applies it to the **newest** weights. A weight that micro-batch k did not use gets no gradient.
+# - `forward(k, x)` runs micro-batch k with the **newest** weights. Write: a copy of them, a dictionary by name, and the
+#   output `y` made with this copy, so that y's graph leads to the copy. Frozen parameters stay frozen in the copy.
+# - `backward(k, gradient)`: write the backward through that graph, which gives the gradient of the *old* weights, and
+#   one optimizer step that applies it to the **newest** weights. A weight that micro-batch k did not use gets no
+#   gradient.
 #
 # About 2 and 4 lines.
 #
 # <details><summary>Hint</summary>
 #
 # The optimizer changes parameters in place: stash `p.detach().clone()`, which requires a gradient if p does.
-# `torch.func.functional_call(stage, weights, (x,))` runs the stage on these weights instead of its own. Their `.grad` is what
-# backward gives; the optimizer looks for `.grad` of the stage's own parameters.
+# `torch.func.functional_call(stage, weights, (x,))` runs the stage on these weights instead of its own. Their `.grad`
+# is what backward gives; the optimizer looks for `.grad` of the stage's own parameters.
 # </details>
 
 
@@ -1061,8 +1062,8 @@ def train_on_rank():
 
 
 # %% [markdown]
-# Below: the version of the weights that each forward used → the version that its update changed. Then the accuracy after 4
-# epochs; *synchronous* updates after 8 micro-batches.
+# Below: the version of the weights that each forward used → the version that its update changed. Then the accuracy
+# after 4 epochs; *synchronous* updates after 8 micro-batches.
 
 # %% jupyter={"source_hidden": true}
 histories = launch.ranks(staleness, n=1, timeout=120)[0]
@@ -1085,8 +1086,8 @@ report.table(columns, [(method, *found, units[method]) for method, found in trai
 #
 # ## Pipelines side by side
 #
-# More stages mean more bubble, so use only as many as the model needs to fit. The other devices hold **replicas** of the
-# pipeline, each with its own rows of the batch. The ranks of one stage average their gradients.
+# More stages mean more bubble, so use only as many as the model needs to fit. The other devices hold **replicas** of
+# the pipeline, each with its own rows of the batch. The ranks of one stage average their gradients.
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(5.6, 2), layout="constrained")
@@ -1113,11 +1114,11 @@ plt.show()
 #
 # Ranks are numbered along the pipelines: **rank = replica × n_stages + stage**.
 #
-# - `make_grid(n_stages)`: make this rank's *data group*, the process group of all ranks with its stage. `dist.new_group` is a
-#   collective: *every* rank calls it for *every* group, in the same order, and keeps its own.
-# - `hybrid_step`: `step` runs this replica's pipeline, and leaves the gradients of the mean loss of *its* rows in `p.grad`. You
-#   turn them, and the loss on the last stages, into those of the mean over the **whole batch**, even where its rows can't be
-#   divided equally.
+# - `make_grid(n_stages)`: make this rank's *data group*, the process group of all ranks with its stage.
+#   `dist.new_group` is a collective: *every* rank calls it for *every* group, in the same order, and keeps its own.
+# - `hybrid_step`: `step` runs this replica's pipeline, and leaves the gradients of the mean loss of *its* rows in
+#   `p.grad`. You turn them, and the loss on the last stages, into those of the mean over the **whole batch**, even
+#   where its rows can't be divided equally.
 #
 # About 3 and 2 lines.
 #
@@ -1243,8 +1244,8 @@ report.table(columns, rows)
 # %% [markdown]
 # ## Past this machine · further
 #
-# *Modelled*: 70 billion parameters of 16 bytes (mixed precision, Adam) on 16 A100 of 80 GB. A micro-batch is a sequence of 2,048
-# tokens. Assumed: 40 % of 312 TFLOP/s, links of 100 Gb/s. Activations after Korthikanti et al. (2022).
+# *Modelled*: 70 billion parameters of 16 bytes (mixed precision, Adam) on 16 A100 of 80 GB. A micro-batch is a sequence
+# of 2,048 tokens. Assumed: 40 % of 312 TFLOP/s, links of 100 Gb/s. Activations after Korthikanti et al. (2022).
 
 # %% jupyter={"source_hidden": true}
 FORWARD = 2 * 70e9 / 16 * 2048 / (0.4 * planner.A100.bfloat16)  # seconds of a micro-batch on a stage
@@ -1292,8 +1293,8 @@ plt.show()
 # %% [markdown]
 # With 1F1B, activations stop growing at 16 micro-batches, the number of stages. Only recomputation fits.
 #
-# A stage computes 431 ms on a micro-batch, and its message travels 2.7 ms. So lay the pipeline across the *slow* links of a
-# cluster.
+# A stage computes 431 ms on a micro-batch, and its message travels 2.7 ms. So lay the pipeline across the *slow* links
+# of a cluster.
 
 # %%
 tp.progress()
@@ -1303,25 +1304,26 @@ tp.progress()
 #
 # <details><summary>You start to send an activation and continue to compute. When may its memory be written again?</summary>
 #
-# Only after <code>wait()</code> on the send (with NCCL it makes the stream wait, not Python). The trap is reused memory:
-# a fixed buffer for outputs, or the output of a CUDA graph. The next micro-batch overwrites it, and the neighbour receives
-# whatever is there at that moment.
+# Only after <code>wait()</code> on the send (with NCCL it makes the stream wait, not Python). The trap is reused
+# memory: a fixed buffer for outputs, or the output of a CUDA graph. The next micro-batch overwrites it, and the
+# neighbour receives whatever is there at that moment.
 # </details>
 #
 # <details><summary>The model has batch norm. Does a pipeline with micro-batches train the same model?</summary>
 #
-# No. Each micro-batch is normalised with its own mean and variance. Layer norm uses one sample only, which is one more reason
-# why large models use it.
+# No. Each micro-batch is normalised with its own mean and variance. Layer norm uses one sample only, which is one more
+# reason why large models use it.
 # </details>
 #
 # <details><summary>The first and the last layer share one weight (tied embeddings), now on two ranks. What do you have to add?</summary>
 #
-# Both ranks hold a copy, and the copies must stay equal. After the backwards, an all-reduce between these two ranks adds up
-# their gradients.
+# Both ranks hold a copy, and the copies must stay equal. After the backwards, an all-reduce between these two ranks
+# adds up their gradients.
 # </details>
 #
 # ## To remember
 #
 # A pipeline cuts the model by layers and sends only the activations at a cut, so slow links are fast enough. Its price
-# is the bubble, $(p-1)/(m+p-1)$ of the time; more micro-batches make it smaller. GPipe and 1F1B have the same bubble, but
-# 1F1B keeps at most as many micro-batches as there are stages. Next: **16_pipeline_schedules** makes the bubble smaller still.
+# is the bubble, $(p-1)/(m+p-1)$ of the time; more micro-batches make it smaller. GPipe and 1F1B have the same bubble,
+# but 1F1B keeps at most as many micro-batches as there are stages. Next: **16_pipeline_schedules** makes the bubble
+# smaller still.
