@@ -1,14 +1,13 @@
 # %% [markdown]
 # # Learning rates, optimizers and large batches · about 100 min, core 35
 #
-# Work 09 ended with many ranks that compute together what one process computes. But a hundred ranks have a batch a hundred
-# times as large, and an epoch of a hundred times fewer steps. The machine is faster; does the *training* end sooner?
+# A hundred ranks have a batch a hundred times as large as one. You hope for far fewer steps. Do you get them?
 #
-# **What you will gain.** The baseline shows what is lost when only the batch grows. You get most of it back with schedules
-# and optimizers, and measure the **gradient noise scale**, a number that tells beforehand how large a batch is worth its
-# ranks. All on handwritten digits, with several seeds, within seconds.
+# **What you will gain.** Steps to a loss. At the baseline's rate, the network needs about as many steps with 1,438 images
+# a step as with 256. With your schedule it gets to the same loss in **three times fewer steps** by AdamW, and in five
+# times fewer by Muon. The *gradient noise scale* predicts how large a batch pays.
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 import copy
 import functools
 import itertools
@@ -25,7 +24,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from dlojz_tp import course, data, launch, measure, planner, todo
+from dlojz_tp import course, data, launch, measure, planner, report, todo
 from dlojz_tp.training.side_by_side import SideBySide
 
 warnings.filterwarnings("ignore", message="IProgress not found|`torch.jit")  # of libraries that are only imported here
@@ -35,8 +34,7 @@ tp
 # %% tags=["setup"]
 torch.set_num_threads(1)  # all products of this work are small: a second thread waits more than it works
 digits = data.digits()
-X, Y = digits.train_x, digits.train_y  # (1438, 1, 8, 8) in [0, 1], (1438,)
-VAL_X, VAL_Y = digits.val_x, digits.val_y  # 359 of each
+X, Y, VAL_X, VAL_Y = digits.train_x, digits.train_y, digits.val_x, digits.val_y  # 1,438 and 359 images (1, 8, 8)
 
 
 def network(width=128):
@@ -52,12 +50,12 @@ def network(width=128):
 # %% [markdown]
 # ## The idea
 #
-# The gradient $g_B$ of a batch of $B$ samples is right on average, and scatters around the gradient $G$ of all data. With
+# The gradient $g_B$ of a batch of $B$ samples equals the gradient $G$ of all data on average, and scatters around it. With
 # $\Sigma$, the covariance of a single sample's gradient,
 #
 # $$\mathbb{E}\,[g_B] = G, \qquad \mathbb{E}\,\lVert g_B - G \rVert^2 = \frac{\operatorname{tr} \Sigma}{B} .$$
 #
-# Each point is the gradient of one batch: how far it goes along $G$ (the arrow), and how far to the side.
+# Each point below is one batch's gradient; the arrow is $G$. Once all points sit at its tip, more samples add nothing.
 
 
 # %% jupyter={"source_hidden": true}
@@ -86,80 +84,101 @@ def draw_gradients(sizes=(8, 64, 512)):
 draw_gradients()
 
 # %% [markdown]
-# A larger batch pays while the scatter is larger than the arrow. Once all points lie on its tip, more samples say the same
-# again, and an epoch has fewer steps. Between the two lies a **bend**.
-
-# %% [markdown]
-# ## The baseline: one rate, one batch size
+# ## The baseline: one rate, larger batches
 #
-# Six epochs, SGD with momentum, three seeds. First the rate stays as it is while the batch grows. Then it grows with the
-# batch: the *linear scaling rule* (Goyal and others, 2017) lets one step of a batch twice as large go as far as two steps.
-# With batches of 16 the network is right on about 96 % of the validation images. Guess before you run the next cell.
+# We train with SGD and momentum until the validation loss is 0.25, and count steps: when ranks share the batch, steps
+# take the time. The rate either stays the same or grows with the batch, by the *linear scaling rule* (Goyal and others,
+# 2017).
 
 # %%
-whole_set = tp.predict("Batch 1,438, the whole training set, with the linear rule: accuracy after 6 epochs, in %?", ...)
-
+fewer = tp.predict("From 64 to 1,438 images a step, at the same rate: how many times fewer steps to the loss?", ...)
 
 # %%
-def shuffled(seeds, size, epochs):
-    """Yields indices (seeds, size) of the training set: batches of `epochs` epochs, in an order of each seed's own."""
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    for _ in range(epochs):
-        orders = torch.stack([torch.randperm(len(X), generator=generator) for generator in generators])
-        yield from (orders[:, at : at + size] for at in range(0, len(X) - size + 1, size))
+TARGET, SEEDS = 0.25, 3
 
 
-def sgd_accuracy(rate, size, epochs=6, seeds=(0, 1, 2)):
-    """(validation accuracy of each seed, number of steps)."""
-    runs, steps = SideBySide(network, seeds), 0
-    optimizers = [torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9) for model in runs.models]
-    for steps, picked in enumerate(shuffled(seeds, size, epochs), 1):  # noqa: B007
-        runs.backward(X[picked], Y[picked])
-        for optimizer in optimizers:
+def steps_to_target(make, rates, batch, schedule=None, most=200):
+    """(best rate, the steps of its seeds, sorted): steps until the validation loss is TARGET; inf after `most`.
+
+    make(model, rate): a list of optimizers. schedule(step, peak): the rate of a step; without it, rates stay.
+    """
+    tried = [(rate, seed) for rate in rates for seed in range(SEEDS)]
+    runs = SideBySide(network, [seed for _, seed in tried])  # all models in one batched pass
+    optimizers = [(optimizer, rate) for model, (rate, _) in zip(runs.models, tried) for optimizer in make(model, rate)]
+    generator, arrived = torch.Generator().manual_seed(batch), torch.full((len(tried),), math.inf)
+    for step in range(most):
+        drawn = torch.stack([torch.randperm(len(X), generator=generator)[:batch] for _ in tried])
+        runs.backward(X[drawn], Y[drawn])
+        for optimizer, peak in optimizers:
+            if schedule:
+                set_rates(optimizer, schedule(step, peak))
             optimizer.step()
-    return runs.accuracy(VAL_X, VAL_Y), steps
+        arrived[(validation_losses(runs) <= TARGET) & arrived.isinf()] = step + 1
+        of_each_rate = arrived.view(-1, SEEDS).sort().values
+        best = int(of_each_rate[:, SEEDS // 2].argmin())
+        if of_each_rate[best].isfinite().all():
+            break
+    return rates[best], of_each_rate[best].tolist()
 
 
-print(f"{'batch':>6}{'steps':>7}{'same rate':>22}{'linear rule':>22}    (mean of three seeds, least and most)")
-for size in (16, 64, 256, len(X)):
-    row = [sgd_accuracy(rate, size) for rate in (0.02, 0.02 * size / 16)]
-    cells = "".join(f"{a.mean():12.1%} ({a.min():.0%}–{a.max():.0%})" for a, _ in row)
-    print(f"{size:6,}{row[0][1]:7,}{cells}")
+# %% jupyter={"source_hidden": true}
+@torch.no_grad()
+def validation_losses(runs):
+    """Mean cross-entropy of each model on the validation images, (models,)."""
+    logits = runs(VAL_X.expand(len(runs.models), *VAL_X.shape)).transpose(1, -1)
+    return F.cross_entropy(logits, VAL_Y.expand(len(runs.models), -1), reduction="none").mean(1)
+
+
+def steps_said(steps):
+    return "never" if math.isinf(steps) else f"{steps:.0f}"
+
 
 # %%
-whole_set.shows(
-    100 * float(row[1][0].mean()), "{:.0f} %", "Six steps only, and at so high a rate each jumps over what it should follow."
+def sgd(model, rate):
+    return [torch.optim.SGD(model.parameters(), rate, momentum=0.9)]
+
+
+baseline = {}
+for batch in (16, 64, 256, len(X)):
+    (_, same), (_, linear) = (steps_to_target(sgd, [rate], batch) for rate in (0.02, 0.02 * batch / 16))
+    baseline[batch] = same[1], linear[1], batch * same[1]
+report.table(
+    {
+        "batch": "{:,}",
+        "steps, same rate": steps_said,
+        "steps, linear rule": steps_said,
+        "images read, same rate": "{:,.0f}",
+    },
+    [(batch, *row) for batch, row in baseline.items()],
+)
+fewer.shows(
+    baseline[64][0] / baseline[len(X)][0],
+    "{:.1f}",
+    "The rate limits how far a step goes, however exact its direction is.",
 )
 
 # %% [markdown]
-# With the same rate, 64 still does as well; then there are too few steps. The linear rule, here without its warm-up, is worse at every larger size:
-# it holds only while the path is nearly straight over all steps that one replaces. So neither is the answer by itself:
-# how a rate rises and falls, how far each layer may go, and how many samples a step needs are questions of their own.
-
-# %% [markdown]
+# At the same rate, larger batches soon stop saving steps. By the linear rule the largest batch fails: the rule assumes
+# that the path is nearly straight over the steps it replaces.
+#
 # ## Learning rates that change: schedules
 #
-# At the start gradients change with every step: a high rate may throw the weights where they never recover. At the end the
-# noise of the batches keeps the weights jumping around a minimum as widely as the rate allows. So the rate rises at first
-# (**warm-up**), stays high while there is way to go, and falls, with every *batch*: a large batch leaves few steps.
+# Early gradients change with every step, and a high rate can do lasting damage. At the end, batch noise keeps the weights
+# jumping around a minimum, as widely as the rate allows. So the rate rises first (**warm-up**), then falls.
 #
 # ### Balise 1 · Schedules · about 10 min
 #
-# A schedule is a **function of the step** $k = 0, 1, \dots$: it has no state to forget when a run is resumed. `total` is the
-# number of steps of the training.
+# A schedule is a **function of the step** $k = 0, 1, \dots$, so a resumed run has no state to lose.
 #
-# - **`warmup_cosine`**: the rate is $\text{peak}\,(k + 1) / \text{warmup}$ while $k < \text{warmup}$, so that no step has the
-#   rate 0; then half a cosine from `peak`, at $k = \text{warmup}$, to `floor`, at $k = \text{total}$, where it stays. 4 lines.
-# - **`one_cycle`** returns (rate, momentum): the rate goes up to `peak` and far down, the momentum from `high` to `low`
-#   and back: while steps are long, old ones matter less. Given is `w`, which falls from 1 to 0 on the way up and once
-#   more on the way down: turn it round where it must rise. 2 lines.
-#
-# Given are `cyclical`, a triangle; `set_rates`, which brings a rate into an optimizer; and `train`, one step a batch.
+# - **`warmup_cosine`** returns $\text{peak}\,(k + 1) / \text{warmup}$ while $k < \text{warmup}$. Then it follows half a
+#   cosine, from `peak` at $k = \text{warmup}$ to `floor` at $k = \text{total}$, and stays there. 4 lines.
+# - **`one_cycle`** returns (rate, momentum). While the rate goes up to `peak` and down, the momentum does the opposite,
+#   from `high` to `low` and back. The given `w` falls from 1 to 0 on the way up, and again on the way down. 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Half a cosine from $a$ to $b$ is $b + (a - b)\,(1 + \cos \pi t) / 2$, with $t$ from 0 to 1. `min(t, 1.0)` keeps it at the
-# end. In `one_cycle`, first make `w` 1 at the peak and 0 at both ends; then both numbers lie between two values, by `w`.
+# Half a cosine from $a$ to $b$ is $b + (a - b)\,(1 + \cos \pi t) / 2$, with $t$ from 0 to 1; `min(t, 1.0)` keeps it at the
+# end. In `one_cycle`, first make `w` 1 at the peak and 0 at both ends.
 # </details>
 
 
@@ -218,11 +237,7 @@ def train(model, batches, optimizer, schedule, first=0):
 # %%
 tp.check(1, warmup_cosine, one_cycle, cyclical, set_rates, train)
 
-# %% [markdown]
-# PyTorch has schedulers instead: objects that count their own calls. Its one cycle, beside yours:
-
-
-# %%
+# %% jupyter={"source_hidden": true}
 STEPS = 135
 optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.9)
 scheduler, apart = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.4, STEPS), []
@@ -232,31 +247,105 @@ for step in range(STEPS):
     apart.append(max(abs(rate - theirs["lr"]), abs(momentum - theirs["momentum"])))
     optimizer.step()
     scheduler.step()
-print(f"OneCycleLR: rate and momentum differ by at most {max(apart):.0e}")
-
-# %% jupyter={"source_hidden": true}
+print(f"torch.optim's OneCycleLR: rate and momentum differ from yours by at most {max(apart):.0e}")
 _, (left, right) = plt.subplots(1, 2, figsize=(10, 3), layout="constrained")
 left.plot([warmup_cosine(k, STEPS, 20, 0.4) for k in range(STEPS)], label="warm-up and cosine")
 left.plot([one_cycle(k, STEPS, 0.4)[0] for k in range(STEPS)], label="one cycle")
 left.plot([cyclical(k, 30, 0.01, 0.4) for k in range(STEPS)], label="cyclical")
 right.plot([one_cycle(k, STEPS, 0.4)[1] for k in range(STEPS)], color="C1")
-left.set(xlabel="step", ylabel="rate", title="Three schedules of three epochs, batch 32")
+left.set(xlabel="step", ylabel="rate", title="Three schedules of three epochs, batch 32", ylim=(-0.02, 0.5))
 right.set(xlabel="step", ylabel="momentum", title="One cycle: the momentum does the opposite")
 left.legend(fontsize=8, ncols=3)
-left.set(ylim=(-0.02, 0.5))
 plt.show()
 
 # %% [markdown]
+# What does a schedule gain? Below: three epochs, batches of 32, ten rates (or peaks), four seeds.
+
+
+# %% tags=["setup"] jupyter={"source_hidden": true}
+def rows_of(n_seeds, epochs, size=32):
+    """For each step which images every seed trains on, int64 (seeds, size): another order for each seed and epoch."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(epochs):
+        orders = torch.stack([torch.randperm(len(X), generator=generator) for _ in range(n_seeds)])
+        yield from orders.split(size, 1)[: len(X) // size]
+
+
+TRIED = [0.00125 * 2**k for k in range(10)]  # rates, or peaks
+
+
+# %% jupyter={"source_hidden": true}
+@functools.cache
+def by_schedule(name, seeds=4, epochs=3):
+    """Validation accuracy after three epochs, (rates, seeds)."""
+    runs = SideBySide(network, list(range(seeds)) * len(TRIED))
+    weights = [list(model.parameters()) for model in runs.models]
+    groups = [
+        {"params": sum(weights[k * seeds : (k + 1) * seeds], []), "lr_scale": rate} for k, rate in enumerate(TRIED)
+    ]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, foreach=True)
+    total = epochs * (len(X) // 32)
+    for step, rows in enumerate(rows_of(seeds, epochs)):
+        rows = rows.repeat(len(TRIED), 1)
+        runs.backward(X[rows], Y[rows])
+        set_rates(optimizer, 1.0 if name == "constant" else one_cycle(step, total, 1.0))
+        optimizer.step()
+    return runs.accuracy(VAL_X, VAL_Y).view(len(TRIED), seeds)
+
+
+# %%
+rows = []
+for name in ("constant", "one cycle"):
+    accuracy = by_schedule(name)
+    mean = accuracy.mean(1)
+    good = [rate for rate, one in zip(TRIED, mean) if one > mean.max() - 0.02]
+    rows.append((name, float(mean.max()), float(accuracy[mean.argmax()].std()), good[0], good[-1]))
+report.table(
+    {"schedule": "{}", "best accuracy": "{:.3f}", "spread of seeds": "{:.3f}", "good rates from": "{:g}", "to": "{:g}"},
+    rows,
+)
+
+# %% jupyter={"source_hidden": true}
+_, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
+
+for name in ("constant", "one cycle"):
+    accuracy = by_schedule(name)
+    low, high = accuracy.amin(1), accuracy.amax(1)
+    axes.plot(TRIED, accuracy.mean(1), "o-", label=f"{name}: mean, lowest and highest of four seeds")
+    axes.fill_between(TRIED, low, high, alpha=0.2)
+axes.set(xscale="log", xlabel="rate, or peak of the cycle", ylabel="validation accuracy", ylim=(0.7, 1))
+axes.set_title("What does one cycle bring in three epochs?")
+axes.legend(fontsize=8, loc="lower left")
+plt.show()
+
+# %% [markdown]
+# Good rates are within two points of the best. A cycle that went too high still ends with small steps.
+#
 # ## Which rate? A finder
 #
-# How high may a schedule go? Smith (2017) asks the model itself: train with a rate that rises from far too small to far
-# too large. At first nothing happens; then the loss falls; then it varies, and at last it explodes. That costs a
-# hundred batches; a grid costs a whole training for each rate.
+# Smith (2017) trains with a rate that rises from far too small to far too large. At first nothing happens, then the loss
+# falls, then it explodes. That costs a hundred batches; a grid costs one training per rate.
 #
-# The finder must leave **nothing** behind. Dropout and shuffling use up random numbers, too: a training that follows should be
-# the one that it would have been without. For that you get two functions, again in balise 8:
+# ### Balise 2 · A learning-rate finder · further · about 10 min
+#
+# **`find_rates`** makes up to `n` steps and leaves everything as it was. You write
+#
+# 1. the line that keeps the caller's model and optimizer unchanged;
+# 2. the rate of step $k$: from `low` at $k = 0$ to `high` at $k = n - 1$, by the same *factor* each time;
+# 3. `smooth`, here $s_k$, a running mean of the losses $\ell_k$, corrected for its start at $a_{-1} = 0$:
+#    $\;a_k = \beta\, a_{k-1} + (1 - \beta)\, \ell_k$, $\;s_k = a_k / (1 - \beta^{k+1})$.
+#
+# **`propose`** returns (smallest, largest). The largest useful rate is a *quarter* of the rate with the lowest smoothed loss.
+# The smallest is the first rate at which a *tenth* of the whole fall has happened (2 lines).
+#
+# <details><summary>Hint</summary>
+#
+# Train copies. An optimizer refers to its model's parameters: one `copy.deepcopy` of the pair keeps them together, two
+# would not.
+# </details>
 
-# %% tags=["setup"]
+
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def random_states():
     """The states of all common random generators, in types that torch.load takes with weights_only=True."""
     kind, keys, *rest = np.random.get_state()
@@ -273,29 +362,6 @@ def set_random_states(states):
     np.random.set_state(states["numpy"])
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
-
-
-# %% [markdown]
-# ### Balise 2 · A learning-rate finder · further · about 10 min
-#
-# **`find_rates`** makes up to `n` steps. You write
-#
-# 1. a line that keeps the caller's model and optimizer as they were, although the loop trains (1 line);
-# 2. the rate of step $k$: from `low` at $k = 0$ to `high` at $k = n - 1$, by the same *factor* each time (1 line);
-# 3. `smooth`, that is $s_k$. Losses $\ell_k$ of single batches are noisy, so they go into a running mean, corrected for its
-#    start at $a_{-1} = 0$ (2 lines):
-#
-# $$a_k = \beta\, a_{k-1} + (1 - \beta)\, \ell_k, \qquad s_k = a_k / (1 - \beta^{k+1}) .$$
-#
-# **`propose`** returns (smallest, largest). At the rate of the lowest smoothed loss the training is near its limit: a
-# *quarter* of that rate counts as the largest useful one. The smallest is the first at which a *tenth* of the whole
-# fall has happened (2 lines).
-#
-# <details><summary>Hint</summary>
-#
-# Train copies. But an optimizer holds its model's parameters: one `copy.deepcopy` of the pair keeps them together, two
-# would not.
-# </details>
 
 
 # %% tags=["balise-2"]
@@ -352,18 +418,14 @@ def propose(rates, losses):
 # %%
 tp.check(2, find_rates, propose)
 
-# %% [markdown]
-# Two optimizers, one model, batches of 32:
 
-
-# %% tags=["setup"]
+# %% jupyter={"source_hidden": true}
 def loader_of(size, seed=0):
-    """Shuffled batches of the training images, with a random generator of their own."""
+    """Shuffled batches of the training images, with their own random generator."""
     pairs = torch.utils.data.TensorDataset(X, Y)
     return torch.utils.data.DataLoader(pairs, size, shuffle=True, generator=torch.Generator().manual_seed(seed))
 
 
-# %%
 def found_for(make, low, high):
     """Rates and losses of a new network with the optimizer make(parameters), and what is proposed."""
     torch.manual_seed(0)
@@ -374,10 +436,6 @@ def found_for(make, low, high):
 
 proposed = {"SGD, momentum 0.9": found_for(lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9), 1e-4, 10),
             "AdamW": found_for(torch.optim.AdamW, 1e-5, 1)}  # fmt: skip
-for name, (_, losses, smallest, largest) in proposed.items():
-    print(f"{name}: from {smallest:.2g} to {largest:.2g}, in {len(losses)} steps")
-
-# %% jupyter={"source_hidden": true}
 figure, both = plt.subplots(1, 2, figsize=(10, 3.3), layout="constrained", sharey=True)
 figure.suptitle("How high may the rate go?")
 for axes, (name, (rates, losses, smallest, largest)) in zip(both, proposed.items()):
@@ -389,136 +447,35 @@ both[0].legend(loc="lower left")
 plt.show()
 
 # %% [markdown]
-# ## Measured: one cycle against a constant rate
+# ## AdamW
 #
-# Three epochs, batches of 32. Each of the two is *tuned*: a grid of rates, four seeds each. A method compared at a rate that
-# suits the other one always loses. `SideBySide` computes all models in one batched pass; each rate of the grid is the
-# `lr_scale` of a parameter group.
-
-# %% tags=["setup"]
-def rows_of(n_seeds, epochs, size=32):
-    """For each step which images every seed trains on, int64 (seeds, size): another order for each seed and epoch."""
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(epochs):
-        orders = torch.stack([torch.randperm(len(X), generator=generator) for _ in range(n_seeds)])
-        yield from orders.split(size, 1)[: len(X) // size]
-
-
-TRIED = [0.00125 * 2**k for k in range(10)]  # rates, or peaks
-
-
-# %%
-@functools.cache
-def by_schedule(name, seeds=4, epochs=3):
-    """Validation accuracy after three epochs, (rates, seeds)."""
-    runs = SideBySide(network, list(range(seeds)) * len(TRIED))
-    weights = [list(model.parameters()) for model in runs.models]
-    groups = [
-        {"params": sum(weights[k * seeds : (k + 1) * seeds], []), "lr_scale": rate} for k, rate in enumerate(TRIED)
-    ]
-    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, foreach=True)
-    total = epochs * (len(X) // 32)
-    for step, rows in enumerate(rows_of(seeds, epochs)):
-        rows = rows.repeat(len(TRIED), 1)
-        runs.backward(X[rows], Y[rows])
-        set_rates(optimizer, 1.0 if name == "constant" else one_cycle(step, total, 1.0))
-        optimizer.step()
-    return runs.accuracy(VAL_X, VAL_Y).view(len(TRIED), seeds)
-
-
-for name in ("constant", "one cycle"):
-    accuracy = by_schedule(name)
-    mean, k = accuracy.mean(1), int(accuracy.mean(1).argmax())
-    good = [rate for rate, one in zip(TRIED, mean) if one > mean[k] - 0.02]
-    edge = " (an edge of the grid)" if k in (0, len(TRIED) - 1) else ""
-    print(f"{name:9}: best {mean[k]:.3f}, standard deviation of seeds {accuracy[k].std():.3f}, at {TRIED[k]:g}{edge}")
-    print(f"           within 2 points of it from {good[0]:g} to {good[-1]:g}: a factor of {good[-1] / good[0]:.0f}")
-
-# %% jupyter={"source_hidden": true}
-_, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
-_, _, smallest, largest = proposed["SGD, momentum 0.9"]
-axes.axvspan(smallest, largest, color="0.85", label="proposed by the finder")
-for name in ("constant", "one cycle"):
-    accuracy = by_schedule(name)
-    low, high = accuracy.amin(1), accuracy.amax(1)
-    axes.plot(TRIED, accuracy.mean(1), "o-", label=f"{name}: mean, lowest and highest of four seeds")
-    axes.fill_between(TRIED, low, high, alpha=0.2)
-axes.set(xscale="log", xlabel="rate, or peak of the cycle", ylabel="validation accuracy", ylim=(0.7, 1))
-axes.set_title("What does one cycle bring in three epochs?")
-axes.legend(fontsize=8, loc="lower left")
-plt.show()
-
-# %% [markdown]
-# How much better is the best of one row than the best of the other, beside what another seed changes? And how far do the
-# good rates reach? A cycle that went too high still ends with small steps, and has time to settle. The finder's grey band
-# took less than two epochs, each curve 120.
-#
-# ## Measured: snapshots of one training, as an ensemble · further
-#
-# A cosine that begins again and again (Loshchilov and Hutter, 2017) ends each time in some minimum, and the high rate after it
-# throws the weights into another. Average what these **snapshots** predict: an ensemble for the price of one training (Huang
-# and others, 2017), if it beats one cosine over the same steps.
-
-
-# %%
-def cosines(cycles, epochs=5, seeds=8, peak=0.1):
-    """Train in so many cycles. Returns what is predicted after each of them, (cycles, seeds, images, 10)."""
-    runs = SideBySide(network, range(seeds))
-    optimizer = torch.optim.SGD([p for model in runs.models for p in model.parameters()], lr=0.1, momentum=0.9)
-    length, snapshots = epochs * (len(X) // 32) // cycles, []
-    for step, rows in enumerate(rows_of(seeds, epochs)):
-        runs.backward(X[rows], Y[rows])
-        set_rates(optimizer, warmup_cosine(step % length, length, 0, peak))
-        optimizer.step()
-        if (step + 1) % length == 0:
-            with torch.no_grad():
-                snapshots.append(runs(VAL_X.expand(seeds, *VAL_X.shape)).softmax(-1))
-    return torch.stack(snapshots)
-
-
-# %%
-def said(name, predicted):
-    """Print mean and spread over seeds of the accuracy of predictions (seeds, images, 10)."""
-    right = (predicted.argmax(-1) == VAL_Y).float().mean(-1)
-    print(f"{name:32} {right.mean():.4f}, standard deviation of seeds {right.std():.4f}")
-
-
-members = cosines(5)
-said("last snapshot", members[-1])
-said("ensemble of all five", members.mean(0))
-said("one cosine, as many steps", cosines(1)[0])
-
-# %% [markdown]
-# ## AdamW by hand
-#
-# SGD has one rate for all weights. Adam gives each weight $\theta$ a step of its own: it divides a moving average $m$ of the
-# gradient $g$ by the root of one of its square, $v$. Both begin at 0, and are corrected for it after $t$ steps:
+# Adam scales the step of each weight $\theta$ separately: it divides a moving average $m$ of the gradient $g$ by the root
+# of a moving average $v$ of $g^2$. Both start at 0, and are corrected for that after $t$ steps:
 #
 # $$m \leftarrow \beta_1 m + (1-\beta_1)\,g,\quad v \leftarrow \beta_2 v + (1-\beta_2)\,g^2,\qquad
 # \hat m = \frac{m}{1-\beta_1^t},\quad \hat v = \frac{v}{1-\beta_2^t},\qquad
 # \theta \leftarrow \theta - \alpha\lambda\,\theta - \alpha\,\frac{\hat m}{\sqrt{\hat v} + \epsilon}$$
 #
-# The term $\alpha\lambda\,\theta$ is the **decoupled** weight decay, the W of AdamW: it stays outside of $m$ and $v$.
+# The term $\alpha\lambda\,\theta$ is the **decoupled** weight decay, the W of AdamW: it stays out of $m$ and $v$.
 #
-# ### Balise 3 · AdamW · further · about 9 min
+# ### Balise 3 · AdamW · about 9 min
 #
 # - **`parameter_groups`** returns a list of two dicts `{"params": [...], "weight_decay": ...}`. Matrices and kernels (two
-#   dimensions or more) decay. Biases and gains of norms, all vectors and scalars, get 0: pulling them to zero restricts
-#   nothing that overfits, and switches channels off. 3 lines.
-# - **`AdamW.step`**: $m$, $v$ and their corrections are given. You write the decay, then the step. 2 lines.
+#   dimensions or more) decay. Biases, gains and scalars get 0. 3 lines.
+# - **`AdamW.step`**: write the whole update, for all weights of a group at once. About 9 lines.
 #
-# A step needs ten operations for each of hundreds of parameters, and on a GPU each takes the CPU some microseconds to start:
-# the GPU would wait. `torch._foreach_add_(xs, ys)` adds all pairs of two lists in one call. Use only such ones, as
-# PyTorch's own optimizers do.
+# Launching ten operators for each of hundreds of parameters keeps a GPU waiting for the CPU. Use `torch._foreach_…`, as
+# PyTorch's optimizers do: `torch._foreach_add_(xs, ys)` adds two lists, in place because of the last underscore.
 #
 # <details><summary>Hint</summary>
 #
-# `_foreach_addcdiv_(xs, ys, zs, values)` adds value · y / z to each x. The decay is a multiplication, by a number a little
-# below 1: `_foreach_mul_`.
+# `_foreach_lerp_(xs, ys, w)` moves each x towards y by the share w. `_foreach_addcmul_(xs, ys, zs, w)` adds w · y · z, and
+# `_foreach_addcdiv_(xs, ys, zs, ws)` adds w · y / z. `_foreach_sqrt` and `_foreach_div(xs, numbers)` return new lists. The
+# decay multiplies the weights by a number a little below 1, before the step.
 # </details>
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def ready(optimizer, group, *names):
     """What a step needs of a group: (weights that have a gradient, gradients, number of each one's steps, *buffers).
 
@@ -554,12 +511,17 @@ class AdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self):
-        """Update all weights that have a gradient."""
+        """Update all weights that have a gradient.
+
+        ready() gives lists, an entry for each weight: the weights, their gradients, how many steps each has taken (this
+        one included), and m and v, which are zeros at first and kept in self.state.
+        """
         for group in self.param_groups:
             weights, gradients, steps, means, squares = ready(self, group, "mean", "square")
             if not weights:
                 continue
             rate, (beta1, beta2) = group["lr"], group["betas"]
+            # BEGIN SOLUTION
             torch._foreach_lerp_(means, gradients, 1 - beta1)
             torch._foreach_mul_(squares, beta2)
             torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
@@ -568,7 +530,6 @@ class AdamW(torch.optim.Optimizer):
             below = torch._foreach_sqrt(squares)
             torch._foreach_add_(below, [group["eps"] * root for root in roots])
             rates = [-rate * root / (1 - beta1**step) for root, step in zip(roots, steps)]  # minus: downhill
-            # BEGIN SOLUTION
             torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
             torch._foreach_addcdiv_(weights, means, below, rates)
             # END SOLUTION
@@ -578,59 +539,38 @@ class AdamW(torch.optim.Optimizer):
 tp.check(3, parameter_groups, AdamW)
 
 # %% [markdown]
-# **What does "decoupled" change?** Before AdamW, the decay was a part of the gradient, $g + \lambda\theta$ ("L2"), and so was
-# divided by $\sqrt{\hat v}$ as well. Here gradients are noise of four sizes: only the decay moves the weights.
+# **What does "decoupled" change?** Adam with "L2" adds the decay to the gradient, so $\sqrt{\hat v}$ divides it too. Here
+# the gradients are pure noise, so only the decay moves the weights, from 1.
 
-# %%
+# %% jupyter={"source_hidden": true}
 SIZES = torch.tensor([0.01, 0.1, 1.0, 10.0])  # of the gradients
 
 
 def pulled(make, steps=1000):
-    """The mean of 500 weights after each step: (steps, 4), a column for each size of the gradients."""
-    noise, weights, means = torch.Generator().manual_seed(0), nn.Parameter(torch.ones(4, 500)), []
+    """The mean of 500 weights after these steps, for each size of the gradients."""
+    noise, weights = torch.Generator().manual_seed(0), nn.Parameter(torch.ones(4, 500))
     optimizer = make([weights], lr=0.01, weight_decay=0.1)
     for _ in range(steps):
         weights.grad = SIZES[:, None] * torch.randn(4, 500, generator=noise)
         optimizer.step()
-        means.append(weights.detach().mean(1))
-    return torch.stack(means)
+    return weights.detach().mean(1).tolist()
 
 
-remaining = {"AdamW, yours": pulled(AdamW), "Adam with L2": pulled(torch.optim.Adam)}
-print(f"weights of 1 after 1,000 steps; the decay alone would leave {(1 - 0.01 * 0.1) ** 1000:.2f}")
-for name, means in remaining.items():
-    left = ", ".join(f"{value:.2f} (gradients of {size:g})" for size, value in zip(SIZES, means[-1]))
-    print(f"{name}: {left}")
-
-# %% jupyter={"source_hidden": true}
-_, axes = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained", sharey=True)
-for part, (name, means) in zip(axes, remaining.items()):
-    for size, curve in zip(SIZES, means.T):
-        part.plot(range(1, 1001), curve, label=f"gradients of {size:g}")
-    part.set(xlabel="steps", ylabel="mean of 500 weights", title=name)
-axes[0].legend(fontsize=8, loc="lower left")
-plt.show()
-
-# %% [markdown]
-# With L2, weights with large gradients hardly decay, and those with small ones vanish. Decoupled, all decay alike.
+report.table({"weights after 1,000 steps": "{}"} | {f"gradients of {size:g}": "{:.2f}" for size in SIZES.tolist()},
+             [("AdamW, yours", *pulled(AdamW)), ("Adam with L2", *pulled(torch.optim.Adam)),
+              ("the decay alone", *[(1 - 0.01 * 0.1) ** 1000] * 4)])  # fmt: skip
 
 # %% [markdown]
 # ## Clip, and accumulate
 #
-# One bad batch can give a gradient a hundred times as long as usual, and one step along it undoes hours. **Clipping** bounds
-# the length of *all* gradients together: where $\lVert g \rVert > c$, all are multiplied by $c / \lVert g \rVert$.
+# **Clipping** bounds the length of *all* gradients together: where $\lVert g \rVert > c$, all are multiplied by $c / \lVert g
+# \rVert$.
 #
-# **Accumulation** you know from works 08 and 09. New: texts are of unequal length, padding has the label −100, which does not
-# count, and the count is over all ranks. It is to be *the same step*, so
-#
-# $$\nabla L = \frac{1}{n} \sum_{\text{micro-batches}} \; \sum_{i} \nabla \ell_i, \qquad n = \text{labels that count, in all
-# micro-batches of all ranks} .$$
-#
-# A mean of the micro-batches' means is something else: a token in a short one weighs more. Well-known libraries shipped this
-# mistake for years, until 2024: nothing fails, the model is somewhat worse. What `DistributedDataParallel` does to the gradients:
+# **Accumulation** must give *the same step* as one large batch. Padding has the label −100, which doesn't count. So divide the summed loss once, by the number of labels that count in
+# *all* micro-batches of all ranks. A mean of means weighs tokens of short texts more.
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def average_over_ranks(parameters):
     """Replace the gradients (those that are not None) by their mean over all ranks, in one message."""
     gradients = [p.grad for p in parameters if p.grad is not None]
@@ -643,20 +583,18 @@ def average_over_ranks(parameters):
 # %% [markdown]
 # ### Balise 4 · Clip and accumulate · further · about 10 min
 #
-# - **`clip_gradients`** scales the gradients in place, so that their norm together is at most `max_norm`, and returns the norm
-#   from before. No value may go to Python (`if norm > …`, `.item()`), and no gradient gets an operator of its own
-#   (`torch._foreach_…` takes them all): a GPU would wait. `clip_grad_norm_` is not for use. 2 lines.
-# - **`accumulated_step`** runs on every rank and does one step, as if the micro-batches of all ranks were one batch.
-#   Write `count`, the number of labels that count, on all ranks (2 lines): a tensor on the labels' device, for NCCL sends
-#   from nowhere else. Then the `loss` of a micro-batch as it enters the mean over all, and its backward (2 lines). But
-#   `average_over_ranks` divides once more: by what must the loss be multiplied before the backward? The loss that is
-#   returned stays unmultiplied.
+# - **`clip_gradients`** scales the gradients to a common norm of at most `max_norm`. No value may go to Python (`if norm
+#   > …`, `.item()`), since a GPU would wait. Use `torch._foreach_…`, not `clip_grad_norm_`. 2 lines.
+# - **`accumulated_step`** runs on every rank. Write `count`, the labels that count on all ranks, as a tensor on the
+#   labels' device (2 lines). Then write the `loss` of a micro-batch as its share of the mean over all labels, and its
+#   backward (2 lines). `average_over_ranks(parameters)` then replaces the gradients by their mean over the ranks, as
+#   `DistributedDataParallel` does. Make up for its division before the backward; return the unscaled loss.
 #
 # <details><summary>Hint</summary>
 #
-# The norm of the norms is the norm of all: `torch._foreach_norm(gradients)`, `torch.stack`. `torch.clamp(…, max=1.0)` is an
-# `if` without a look at the value; add 1e-6 to the norm that you divide by. `F.cross_entropy(logits, labels,
-# reduction="sum")` leaves out the labels −100. `dist.all_reduce(count)` adds a tensor up over the ranks.
+# The norm of all is the norm of the norms: `torch._foreach_norm(gradients)`, `torch.stack`. `torch.clamp(…, max=1.0)` is an
+# `if` that doesn't read the value; add 1e-6 to the norm you divide by. `F.cross_entropy(logits, labels,
+# reduction="sum")` skips the labels −100. `dist.all_reduce(count)` sums a tensor over the ranks.
 # </details>
 
 
@@ -698,10 +636,10 @@ def accumulated_step(model, micro_batches, optimizer, max_norm):
 tp.check(4, clip_gradients, accumulated_step)
 
 # %% [markdown]
-# The same 96 images, cut in three ways, and what the mean of means would have made of them:
+# The same 96 images, cut in three ways:
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def one_step(sizes):
     """On a rank, with micro-batches of sizes[rank] images: (loss, norm of the gradients)."""
     torch.manual_seed(0)
@@ -713,20 +651,21 @@ def one_step(sizes):
 
 
 torch.manual_seed(0)
-model = network()
+model, rows = network(), []
 for sizes in ([[96]], [[60, 4, 32]], [[60, 4], [31, 1]]):
     loss, norm = launch.ranks(one_step, sizes, n=len(sizes))[0]
     means = [F.cross_entropy(model(x), y) for x, y in zip(*(t[:96].split(sum(sizes, [])) for t in (X, Y)))]
     gradients = torch.autograd.grad(sum(means) / len(means), model.parameters())
-    wrong = nn.utils.get_total_norm(gradients)
-    print(f"micro-batches of each rank {str(sizes):<20} gradient {norm:.5f} long; by the mean of means {wrong:.5f}")
+    rows.append((str(sizes), norm, float(nn.utils.get_total_norm(gradients))))
+report.table(
+    {"micro-batches of each rank": "{}", "norm of your gradient": "{:.5f}", "by the mean of means": "{:.5f}"}, rows
+)
 
 # %% [markdown]
 # ## Trust ratios: LARS and LAMB
 #
-# With fewer steps each must go further. But one rate for all layers is limited by the layer that bears least: where the
-# gradient is large beside the weights, a long step throws the layer far away. LARS and LAMB (You and others, 2017 and 2020)
-# give each **layer** a step in proportion to its own weights, by a *trust ratio*:
+# The most sensitive layer limits a rate that all layers share. LARS and LAMB (You and others, 2017 and 2020) scale the step
+# of each **layer** to its weights, by a *trust ratio*:
 #
 # $$r = c\;\frac{\lVert w \rVert}{\lVert u \rVert + \lambda \lVert w \rVert}, \qquad\text{and 1 where}\quad \lVert w \rVert = 0
 # \;\text{ or }\; \lVert u \rVert = 0 .$$
@@ -736,21 +675,18 @@ for sizes in ([[96]], [[60, 4, 32]], [[60, 4], [31, 1]]):
 # | **LARS**: SGD with momentum | $b \leftarrow \mu\, b + r\,(g + \lambda w)$, $\;w \leftarrow w - \alpha\, b$ | $r$ of $u = g$ |
 # | **LAMB**: AdamW | $u = \frac{\hat m}{\sqrt{\hat v} + \epsilon} + \lambda w$, $\;w \leftarrow w - \alpha\, r\, u$ | in $r$: $\lambda = 0$, $c = 1$ |
 #
-# Weights that begin at 0 would stay there for ever without the second part: hence the 1. **Exempt** are vectors (biases, gains
-# of norms): no decay, no ratio.
+# Biases and gains of norms get no decay and no ratio.
 #
 # ### Balise 5 · LARS and LAMB · further · about 9 min
 #
-# - **`trust_ratios`**: two lists of tensors → $r$ of each pair, `(n,)`. The norms are given. No `if norm > 0`: on a GPU the CPU
-#   would wait for each. 2 lines.
-# - **`LARS.step`**, **`LAMB.step`**: `updates` is the plain step of each weight, decay included; `layers` has the places of
-#   the matrices. Multiply *their* updates by their ratios, in one `torch._foreach_…` and no loop, as in balise 3: 2 lines and
-#   1. Mind which $u$ the ratio is of.
+# - **`trust_ratios`** returns $r$ of each pair, `(n,)`, without `if norm > 0`: on a GPU, the CPU would wait. 2 lines.
+# - **`LARS.step`**, **`LAMB.step`**: `updates` is the plain step of each weight, decay included. Multiply those of the matrices
+#   (`layers` has their indices) by their ratios, in one `torch._foreach_…` call: 2 lines and 1.
 #
 # <details><summary>Hint</summary>
 #
-# `torch.where(condition, ratios, 1.0)` chooses. `_foreach_mul_(some_updates, list(ratios))` multiplies each by its number, in
-# place: a new list of the same tensors will do.
+# `torch.where(condition, ratios, 1.0)` chooses. `_foreach_mul_(some_updates, list(ratios))` works in place, also on a new
+# list of the same tensors.
 # </details>
 
 
@@ -829,12 +765,8 @@ class LAMB(torch.optim.Optimizer):
 # %%
 tp.check(5, trust_ratios, LARS, LAMB)
 
-# %% [markdown]
-# **Beside PyTorch's and timm's own**, on the same weights and gradients: how far apart after five steps, and a race. (timm
-# clips the gradients inside LAMB unless told not to, and exempts what has no decay.)
 
-
-# %%
+# %% jupyter={"source_hidden": true}
 def compared(name, mine, theirs, repeats=20):
     """Five equal steps of two optimizers (model → optimizer), then a race of their steps."""
     torch.manual_seed(0)
@@ -853,7 +785,7 @@ def compared(name, mine, theirs, repeats=20):
     print(f"{name:6} apart by {apart:.0e} after 5 steps; a step: {times}, ratio {race.ratio:.2f}")
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 from timm.optim import Lamb, Lars
 
 compared("AdamW", lambda model: AdamW(parameter_groups(model, 0.1)),
@@ -866,28 +798,23 @@ compared("LAMB", lambda model: LAMB(model.parameters(), lr=0.01, weight_decay=0.
 # %% [markdown]
 # ## Orthogonal steps: Muon
 #
-# A gradient of a matrix is mostly a few directions: a handful of singular values is much larger than all others, and a step
-# along it moves these few. Muon (Jordan, 2024) makes all directions equally long: of $M = U \Sigma V^\top$ it keeps $U V^\top$.
-# An SVD would be far too slow. Five rounds of a *Newton-Schulz iteration*, matrix products only, come near enough for all but
-# the smallest singular values:
+# A few singular values of a gradient matrix are much larger than the rest, so a step moves few directions. Muon (Jordan,
+# 2024) makes all directions equally long: of $M = U \Sigma V^\top$ it keeps $U V^\top$. Five rounds of a
+# *Newton-Schulz iteration* come close:
 #
 # $$X_0 = \frac{M}{\lVert M \rVert_F}, \qquad A = X X^\top,\qquad X \leftarrow a X + (b A + c A^2) X .$$
 #
-# Each round maps every singular value $s$ to $a s + b s^3 + c s^5$ and leaves the directions alone.
-#
 # ### Balise 6 · Muon · further · about 7 min
 #
-# - **`orthogonalise`**: matrices `(n, rows, columns)` → the same shape, each on its own. The first division is given; write a
-#   round (2 lines).
-# - **`Muon.step`** makes the momentum of each matrix orthogonal, `updates`. Write the step: times $-\alpha \cdot 0.2
-#   \sqrt{\max(\text{rows}, \text{columns})}$, which makes it as large as AdamW's steps usually are (Liu and others,
-#   2025; can you see why?), in one `torch._foreach_…` and no loop, as in balise 3. So one rate serves both: biases,
-#   norms and the last layer stay with AdamW. 1 line.
+# - **`orthogonalise`**: write a round (2 lines). The first division is given.
+# - **`Muon.step`** orthogonalises the momentum of each matrix, into `updates`. Add them to the weights, times $-\alpha \cdot 0.2
+#   \sqrt{\max(\text{rows}, \text{columns})}$, in one `torch._foreach_…` call (1 line). The factor gives steps the
+#   size of AdamW's (Liu and others, 2025), which keeps biases, norms and the last layer.
 #
 # <details><summary>Hint</summary>
 #
-# `x.mT` transposes the last two dimensions. `torch.baddbmm(z, x, y, beta=b, alpha=c)` is b · z + c · x @ y in one call.
-# `torch._foreach_add_(xs, ys, alpha=…)` adds alpha · y. Why 0.2 √max: the squares of the entries of $UV^\top$ add up to
+# `x.mT` transposes the last two dimensions. `torch.baddbmm(z, x, y, beta=b, alpha=c)` is b · z + c · x @ y.
+# `torch._foreach_add_(xs, ys, alpha=…)` adds alpha · y. Why 0.2 √max: the squared entries of $UV^\top$ sum to
 # min(rows, columns).
 # </details>
 
@@ -939,20 +866,13 @@ class Muon(torch.optim.Optimizer):
 # %%
 tp.check(6, orthogonalise, Muon)
 
-# %% [markdown]
-# What does it do to a gradient of this work's network? And beside `torch.optim.Muon`, which takes one matrix after the other,
-# always in bfloat16: slow on processors without such instructions, right on a GPU. The race is yours in float32.
-
-# %%
+# %% jupyter={"source_hidden": true}
 torch.manual_seed(0)
 model = network()
 F.cross_entropy(model(X), Y).backward()
 gradient = model[4].weight.grad  # (128, 128)
 values = {"gradient": torch.linalg.svdvals(gradient),
           "orthogonalised": torch.linalg.svdvals(orthogonalise(gradient[None])[0])}  # fmt: skip
-for name, one in values.items():
-    share = float((one > 0.1 * one[0]).float().mean())
-    print(f"{name}: {share:.0%} of the singular values are above a tenth of the largest")
 
 
 def matrices(model):
@@ -962,110 +882,13 @@ def matrices(model):
 options = {"lr": 0.01, "weight_decay": 0.1}
 compared("Muon", lambda model: Muon(matrices(model), **options),
          lambda model: torch.optim.Muon(matrices(model), adjust_lr_fn="match_rms_adamw", **options))  # fmt: skip
-
-# %% jupyter={"source_hidden": true}
 _, axes = plt.subplots(figsize=(6.5, 2.8), layout="constrained")
 for name, one in values.items():
     axes.plot(range(1, len(one) + 1), one / one[0], label=name)
-axes.set(
-    xlabel="number of the singular value",
-    ylabel="singular value / largest",
-    title="Which directions does a step move?",
-    yscale="log",
-    ylim=(1e-4, 2),
-)
+axes.set(xlabel="number of the singular value", ylabel="singular value / largest", yscale="log", ylim=(1e-4, 2),
+         title="Which directions does a step move?")  # fmt: skip
 axes.legend(fontsize=8)
 plt.show()
-
-# %% [markdown]
-# ## Batch 32 against batch 1,438, at a fixed number of epochs
-#
-# 45 ranks with 32 images each would take all 1,438 at once: the whole training set in one step. In five epochs the
-# weights are then changed 5 times instead of 225. Each optimizer gets a grid of rates for each batch size, three seeds,
-# and your cosine schedule. LARS and LAMB were made for large batches. Guess before you run the next cells.
-
-# %%
-contestants = ("SGD", "LARS", "LAMB", "AdamW", "Muon")
-loses_least = tp.predict("Who loses least when the batch grows from 32 to 1,438?", ..., choices=contestants)
-
-
-# %%
-def muon_and_adamw(model, rate):
-    """Muon for the hidden matrices, AdamW for the rest: biases, norms, the last layer."""
-    hidden = [weight for weight in model.parameters() if weight.ndim > 1][:-1]
-    rest = [weight for weight in model.parameters() if all(weight is not one for one in hidden)]
-    return [Muon(hidden, rate), AdamW(rest, rate)]
-
-
-CONTESTANTS = {  # name: (model, rate → optimizers; rates for batch 32; rates for batch 1,438)
-    "SGD": (lambda model, rate: [torch.optim.SGD(model.parameters(), rate, momentum=0.9)],
-            (0.01, 0.03, 0.1), (0.03, 0.1, 0.3, 1.0)),
-    "LARS": (lambda model, rate: [LARS(model.parameters(), rate, weight_decay=1e-4, coefficient=0.02)],
-             (0.1, 0.3, 1.0), (0.3, 1.0, 3.0, 10.0)),
-    "LAMB": (lambda model, rate: [LAMB(model.parameters(), rate)], (0.003, 0.01, 0.03), (0.01, 0.03, 0.1, 0.3)),
-    "AdamW": (lambda model, rate: [AdamW(parameter_groups(model, 0.01), rate)],
-              (0.001, 0.003, 0.01), (0.003, 0.01, 0.03, 0.1)),
-    "Muon": (muon_and_adamw, (0.003, 0.01, 0.03), (0.01, 0.03, 0.1, 0.3)),
-}  # fmt: skip
-
-
-# %%
-def reached_by(make, rates, batch, epochs=5, seeds=(0, 1, 2)):
-    """Validation accuracy of each rate and seed, (rates, seeds), all trained side by side."""
-    pairs = [(rate, seed) for rate in rates for seed in seeds]
-    runs = SideBySide(network, [seed for _, seed in pairs])
-    optimizers = [make(model, rate) for model, (rate, _) in zip(runs.models, pairs)]
-    orders = [torch.Generator().manual_seed(seed) for _, seed in pairs]
-    step, steps = 0, epochs * math.ceil(len(X) / batch)
-    for _ in range(epochs):
-        order = torch.stack([torch.randperm(len(X), generator=one) for one in orders])
-        for rows in order.split(batch, dim=1):
-            runs.backward(X[rows], Y[rows])
-            for (rate, _), several in zip(pairs, optimizers):
-                for optimizer in several:
-                    set_rates(optimizer, warmup_cosine(step, steps, 0, rate))
-                    optimizer.step()
-            step += 1
-    return runs.accuracy(VAL_X, VAL_Y).reshape(len(rates), len(seeds))
-
-
-# %%
-def best_of(make, rates, batch):
-    """(accuracies of the seeds at the rate with the best mean, that rate, a remark if it lies at the edge of the grid)."""
-    reached = reached_by(make, rates, batch)
-    k = int(reached.mean(1).argmax())
-    return reached[k], rates[k], ", at the edge of its grid" if k in (0, len(rates) - 1) else ""
-
-
-found = {name: [best_of(make, rates, batch) for rates, batch in zip(grids, (32, 1438))]
-         for name, (make, *grids) in CONTESTANTS.items()}  # fmt: skip
-for name, pair in found.items():
-    for batch, (reached, rate, remark) in zip(("32", "1,438"), pair):
-        words = f"{reached.mean():.3f} ({reached.min():.3f} to {reached.max():.3f})"
-        print(f"{name:6} batch {batch:>5}: accuracy {words}, rate {rate:g}{remark}")
-loses = {name: float(small[0].mean() - large[0].mean()) for name, (small, large) in found.items()}
-loses_least.shows(min(loses, key=loses.get), why="With five steps, what counts is how far one gets in every direction.")
-
-# %% jupyter={"source_hidden": true}
-_, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
-for batch, (label, left) in enumerate((("batch 32: 225 steps", -0.1), ("batch 1,438: 5 steps", 0.1))):
-    reached = torch.stack([pair[batch][0] for pair in found.values()])
-    middle = reached.mean(1)
-    bars = torch.stack([middle - reached.amin(1), reached.amax(1) - middle])
-    axes.errorbar([k + left for k in range(len(found))], middle, bars, fmt="o", capsize=4, label=label)
-axes.set_xticks(range(len(found)), found)
-axes.set(ylabel="validation accuracy", title="Five epochs, rate tuned for each: mean and range of three seeds")
-axes.legend(fontsize=8, loc="lower right")
-plt.show()
-
-# %% [markdown]
-# <details><summary>What to read from it</summary>
-#
-# With a small batch, tuned, four are nearly level, Muon a point ahead: there is no lack of steps. A trust ratio helps where layers differ much, in
-# dozens of layers and thousands of steps; here there are three layers and five steps. Well-tuned baselines raised doubts
-# for large networks, too (Nado and others, 2021). Muon lengthens the small directions within a matrix, which five steps of the
-# others hardly move.
-# </details>
 
 # %% [markdown]
 # ## How large is too large? The gradient noise scale
@@ -1075,7 +898,7 @@ plt.show()
 # $$\mathbb{E}\,\lVert g_B \rVert^2 = \lVert G \rVert^2 + \frac{\operatorname{tr} \Sigma}{B}, \qquad
 # B_\text{noise} = \frac{\operatorname{tr} \Sigma}{\lVert G \rVert^2} .$$
 #
-# With batches of $B_\text{noise}$ samples, noise and gradient are equally long. McCandlish and others (2018) make of it, for tuned rates,
+# From it McCandlish and others (2018) predict, for tuned rates,
 #
 # $$\text{steps}(B) = S_\text{min} \Big(1 + \frac{B_\text{noise}}{B}\Big), \qquad
 # \text{efficiency}(B) = \frac{\text{fewest samples}}{\text{samples}} = \frac{1}{1 + B / B_\text{noise}} .$$
@@ -1083,21 +906,18 @@ plt.show()
 # ### Balise 7 · The gradient noise scale · about 9 min
 #
 # Data parallelism measures it for free: each of $N$ ranks has a gradient of $b$ samples before the all-reduce, and one of
-# $N b$ after it. Two batch sizes, two equations, two unknowns.
+# $N b$ after it.
 #
-# - **`gradient_noise`** runs on every rank, after the backward. You have the squared lengths: `small`, of one rank's gradient
-#   (the mean over the ranks), and `big`, of the gradient of all. Solve for this step's estimates of $\lVert G \rVert^2$ and
-#   $\operatorname{tr} \Sigma$. 2 lines.
-# - **`noise_scale`** makes one number of many steps' estimates. $\lVert G \rVert^2$ is a small difference of large numbers and
-#   may be negative: a mean of quotients would be ruled by the few whose denominator is near zero. So average numerator and
-#   denominator **apart**, then divide. Where $\lVert G \rVert^2$ is not above zero even so: `math.inf`. 3 lines.
-# - **`ranks_that_pay`**: the largest number of ranks with `batch` samples each at which the efficiency is at least `share`;
-#   at least 1, for a finite `noise`. 1 line.
+# - **`gradient_noise`** runs on every rank. The squared lengths are given: `small` of one rank's gradient (averaged over
+#   the ranks), `big` of everybody's. Solve for $\lVert G \rVert^2$ and $\operatorname{tr} \Sigma$. 2 lines.
+# - **`noise_scale`**: one number from many steps. A step's $\lVert G \rVert^2$ may be near zero or negative, which ruins a
+#   mean of quotients. Average numerator and denominator **separately**, then divide. 3 lines.
+# - **`ranks_that_pay`**: the most ranks with an efficiency of at least `share`. 1 line.
 #
 # <details><summary>Hint</summary>
 #
-# The difference of the two equations has no $\lVert G \rVert^2$ in it. Efficiency $\ge$ share: solve for $B$, which is ranks
-# times batch, and round down.
+# The difference of the two equations has no $\lVert G \rVert^2$ in it. For efficiency $\ge$ share, solve for $B$, which is
+# ranks times batch, and round down.
 # </details>
 
 
@@ -1140,57 +960,22 @@ def ranks_that_pay(noise, batch, share):
 tp.check(7, gradient_noise, noise_scale, ranks_that_pay)
 
 # %% [markdown]
-# ## The bend: steps to a target against the batch size
-#
-# Does it hold? Plain SGD trains until the validation loss is 0.25 for the first time: for each batch size four rates side by
-# side, three seeds each. What counts is the rate whose middle seed arrives first. Guess before you run the next cells.
-
-# %%
-fewer = tp.predict("A batch of 256 sees 64 times as many samples a step as one of 4. How many times fewer steps?", ...)
-
-# %%
-TARGET, RATES, SEEDS = 0.25, (0.02, 0.05, 0.125, 0.3), 3
-
-
-def steps_to_target(batch, every):
-    """(best rate, its steps of each seed, sorted): all rates side by side until all seeds of the best one have arrived."""
-    runs = SideBySide(network, [seed for _ in RATES for seed in range(SEEDS)])
-    rates, count = torch.tensor(RATES).repeat_interleave(SEEDS), len(runs.models)
-    generator, arrived = torch.Generator().manual_seed(batch), torch.full((count,), math.inf)
-    for step in range(1, 3000):
-        drawn = torch.randint(len(X), (count, batch), generator=generator)
-        runs.backward(X[drawn], Y[drawn])
-        runs.descend(rates)
-        if step % every == 0:
-            with torch.no_grad():
-                logits = runs(VAL_X.expand(count, *VAL_X.shape)).transpose(1, -1)
-                losses = F.cross_entropy(logits, VAL_Y.expand(count, -1), reduction="none").mean(1)
-            arrived[(losses <= TARGET) & arrived.isinf()] = step
-            of_each_rate = arrived.view(-1, SEEDS).sort().values
-            best = of_each_rate[:, SEEDS // 2].argmin()
-            if of_each_rate[best].isfinite().all():
-                return RATES[best], of_each_rate[best]
-    raise RuntimeError(f"no rate reaches the target with batch {batch}")
+# Does it hold? We count the steps of plain SGD for seven batch sizes, each at its best rate of four. Then four ranks train
+# with 8 samples each, and your functions predict the bend from that one run.
 
 
 # %%
-bend, before = {}, None
-print("batch   steps (3 seeds)     rate                samples   of the steps at half the batch")
+def plain(model, rate):
+    return [torch.optim.SGD(model.parameters(), rate)]
+
+
+RATES = (0.02, 0.05, 0.125, 0.3)
+bend = {}
 for batch in (4, 8, 16, 32, 64, 128, 256):
-    rate, steps = steps_to_target(batch, every=min(8, max(1, 64 // batch)))
-    bend[batch] = steps
-    edge = "(edge of the grid)" if rate in (RATES[0], RATES[-1]) else ""
-    share = f"{steps[1] / before:.2f}" if before else ""
-    print(
-        f"{batch:5}   {', '.join(f'{one:.0f}' for one in steps):18}  {rate:<5g} {edge:19} {batch * steps[1]:5.0f}   {share}"
-    )
-    before = steps[1]
-why = "A larger batch makes each step surer, not longer: how far a step may go is set by the curvature."
-fewer.shows(bend[4][1] / bend[256][1], "{:.1f}", why)
-
-# %% [markdown]
-# Now the prediction, from one training of four ranks with 8 samples each. Beside it, the line that fits the measured steps
-# best, $S_\text{min} (1 + B_c / B)$.
+    rate, steps = steps_to_target(plain, RATES, batch, most=1000)
+    bend[batch] = torch.tensor(steps)
+report.table({"batch": "{}", "steps": "{:.0f}", "images read": "{:,.0f}"},
+             [(batch, float(steps[1]), float(batch * steps[1])) for batch, steps in bend.items()])  # fmt: skip
 
 
 # %%
@@ -1209,6 +994,11 @@ def watched_training(steps=64, batch=8, rate=0.1):
     return found
 
 
+estimates = launch.ranks(watched_training, n=4, timeout=120)[0]
+noise = noise_scale(estimates)
+
+
+# %% jupyter={"source_hidden": true}
 def fitted(bend):
     """(S_min, B_c) of the line steps = S_min + S_min B_c / B with the least relative errors, all seeds."""
     points = [(batch, float(steps)) for batch, all_steps in bend.items() for steps in all_steps]
@@ -1217,7 +1007,6 @@ def fitted(bend):
     return fewest, slope / fewest
 
 
-# %% jupyter={"source_hidden": true}
 def draw_bend(estimates, fewest, critical, noise):
     """Left: each step's quotient, and the quotient of the means so far. Right: steps to the target."""
     _, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
@@ -1253,34 +1042,78 @@ def draw_bend(estimates, fewest, critical, noise):
     plt.show()
 
 
-# %%
-estimates = launch.ranks(watched_training, n=4, timeout=120)[0]
-noise, (fewest, critical) = noise_scale(estimates), fitted(bend)
+fewest, critical = fitted(bend)
 half = len(estimates) // 2
-print(f"noise scale of the training: {noise:.0f} samples (first half {noise_scale(estimates[:half]):.0f}, "
-      f"second half {noise_scale(estimates[half:]):.0f})")  # fmt: skip
-print(f"bend of the measured steps: {critical:.0f} samples, with never fewer than {fewest:.0f} steps; "
-      f"the noise scale says {noise / critical:.1f} times as many")  # fmt: skip
+halves = f"first half {noise_scale(estimates[:half]):.0f}, second half {noise_scale(estimates[half:]):.0f}"
+print(f"noise scale of the training: {noise:.0f} samples ({halves})")
+print(f"bend of the measured steps: {critical:.0f} samples, with never fewer than {fewest:.0f} steps")
 print(f"ranks of 8 samples that pay, by the noise scale: {ranks_that_pay(noise, 8, 0.5)} at an efficiency of 0.5, "
       f"{ranks_that_pay(noise, 8, 0.2)} at 0.2")  # fmt: skip
 draw_bend(estimates, fewest, critical, noise)
 
 # %% [markdown]
-# Far left of the bend, twice the ranks nearly halve the time for nearly the same samples. Far right of it they double the bill and save
-# nothing, whatever the network between them. Noise scale and bend are of the same order of magnitude, not equal: the formula
-# leaves out the curvature. And as the loss falls the gradient gets shorter and the noise stays, so the noise scale rises.
-
-# %% [markdown]
-# ## Flat or sharp? Measure it · further
+# Far left of the bend, twice the ranks nearly halve the steps. Far right of it they double the bill and save nothing.
+# Noise scale and bend have the same order of magnitude, but aren't equal: the formula leaves out curvature.
 #
-# The lecture's picture: large batches end in steep, narrow minima, and these generalise worse (Keskar and others,
-# 2017). The largest eigenvalue of the Hessian, the curvature in the steepest direction, tells how sharp a minimum is:
-# *power iteration* finds it, and a Hessian times a vector costs about two backward passes. Here it is the
-# Hessian of the loss over the whole training set. Networks train at three rates, with batches of 32 and of all 1,438 samples, from three seeds.
-# Each training stops when its loss is 0.2.
-
+# ## The same loss in fewer steps
+#
+# Beyond the bend, a step must go *further*. We measure the baseline again, now with your optimizers, your warm-up and
+# cosine, and each optimizer at its best rate of a grid.
 
 # %%
+contestants = ("SGD", "LARS", "LAMB", "AdamW", "Muon")
+first = tp.predict("Which optimizer needs the fewest steps with all 1,438 images a step?", ..., choices=contestants)
+
+
+# %% jupyter={"source_hidden": true}
+def muon_and_adamw(model, rate):
+    """Muon for the hidden matrices, AdamW for the rest: biases, norms, the last layer."""
+    hidden = [weight for weight in model.parameters() if weight.ndim > 1][:-1]
+    rest = [weight for weight in model.parameters() if all(weight is not one for one in hidden)]
+    return [Muon(hidden, rate), AdamW(rest, rate)]
+
+
+CONTESTANTS = {  # name: (model, rate → optimizers; rates)
+    "SGD": (sgd, (0.02, 0.05, 0.1, 0.2)),
+    "LARS": (
+        lambda model, rate: [LARS(model.parameters(), rate, weight_decay=1e-4, coefficient=0.02)],
+        (0.1, 0.3, 1.0, 3.0),
+    ),
+    "LAMB": (lambda model, rate: [LAMB(model.parameters(), rate)], (0.01, 0.03, 0.1, 0.3)),
+    "AdamW": (lambda model, rate: [AdamW(parameter_groups(model, 0.01), rate)], (0.003, 0.01, 0.03)),
+    "Muon": (muon_and_adamw, (0.01, 0.03, 0.1)),
+}
+
+# %%
+rows = [("baseline: SGD, same rate", baseline[64][0], 0.02, baseline[len(X)][0], 0.02, 1.0)]
+for name, (make, rates) in CONTESTANTS.items():
+    found = [
+        steps_to_target(make, rates, batch, lambda step, peak: warmup_cosine(step, 100, 2, peak), most=100)
+        for batch in (64, len(X))
+    ]
+    (small_rate, small), (large_rate, large) = found
+    rows.append((name, small[1], small_rate, large[1], large_rate, baseline[len(X)][0] / large[1]))
+report.table({"": "{}", "steps, batch 64": steps_said, "rate": "{:g}", "steps, batch 1,438": steps_said, "rate ": "{:g}",
+              "times fewer": "{:.1f}"}, rows)  # fmt: skip
+first.shows(
+    min(rows[1:], key=lambda row: row[3])[0],
+    why="It lengthens the small directions within a matrix, which other steps hardly move.",
+)
+
+# %% [markdown]
+# <details><summary>What to read from it</summary>
+#
+# SGD gains from the tuned rate alone, found for *this* batch. The optimizer gives the rest. Trust ratios help
+# where layers differ much, in dozens of layers and thousands of steps; here there are three layers. Well-tuned baselines
+# raised doubts for large networks, too (Nado and others, 2021).
+# </details>
+#
+# ## Flat or sharp minima? · further
+#
+# The lecture's picture: large batches end in sharp minima, which generalise worse (Keskar and others, 2017). The largest
+# eigenvalue of the Hessian measures sharpness. Networks train to a loss of 0.2:
+
+# %% jupyter={"source_hidden": true}
 SHAPE = network().to("meta")  # what a network computes; the weights come from elsewhere
 
 
@@ -1304,7 +1137,7 @@ def sharpness(weights, iterations=8):
     return sum((unit[name] * along[name]).flatten(1).sum(1) for name in unit)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def trained_to(loss, batch, rates, every):
     """(weights, accuracy) of all models, rates × 3 seeds side by side; a model that has arrived stands still."""
     runs = SideBySide(network, [seed for _ in rates for seed in range(SEEDS)])
@@ -1325,15 +1158,16 @@ def trained_to(loss, batch, rates, every):
     return weights, runs.accuracy(VAL_X, VAL_Y)
 
 
-# %%
-MINIMA_RATES, minima = (0.1, 0.3, 0.8), {}
-print("batch  rate   sharpness (3 seeds)    2 / rate   validation accuracy (spread of seeds)")
+# %% jupyter={"source_hidden": true}
+MINIMA_RATES, minima, rows = (0.1, 0.3, 0.8), {}, []
 for batch, every in ((32, 10), (len(X), 2)):
     weights, accuracies = trained_to(0.2, batch, MINIMA_RATES, every)
     minima[batch] = torch.stack([sharpness(weights), accuracies]).view(2, len(MINIMA_RATES), SEEDS)
     for rate, sharp, accuracy in zip(MINIMA_RATES, *minima[batch]):
-        found = ", ".join(f"{value:4.1f}" for value in sharp.sort().values)
-        print(f"{batch:5}  {rate:<5g}  {found:21}  {2 / rate:8.1f}   {accuracy.mean():.3f} ({accuracy.std():.3f})")
+        found = ", ".join(f"{value:.1f}" for value in sharp.sort().values)
+        rows.append((batch, rate, found, 2 / rate, float(accuracy.mean()), float(accuracy.std())))
+report.table({"batch": "{:,}", "rate": "{:g}", "sharpness of 3 seeds": "{}", "2 / rate": "{:.1f}",
+              "validation accuracy": "{:.3f}", "spread of seeds": "{:.3f}"}, rows)  # fmt: skip
 order = torch.stack([torch.cat([m[k].flatten() for m in minima.values()]) for k in (0, 1)]).argsort(1).argsort(1)
 agree = torch.corrcoef(order.double())[0, 1]
 print(f"the orders by sharpness and by accuracy agree by {agree:+.2f} (-1: the flatter, the better)")
@@ -1357,145 +1191,33 @@ right.legend(fontsize=8)
 plt.show()
 
 # %% [markdown]
-# Within one batch size, from line to line, the **rate** changes. A step of rate $\eta$ cannot settle where the
-# curvature is above $2/\eta$: it jumps across, farther each time, until it finds a flatter place. Trained long with the
-# whole set, networks end about this line (Cohen and others, 2021). Here each run is stopped at a loss of 0.2, on its
-# way: at the lowest rate the curvature has come near the line, at the higher ones it stands above it, some runs far
-# above. Across the batches, at the same rate, the **noise** shakes a small batch out of narrow places in which a large
-# one can stay. So far the lecture's picture holds. But is flat *better*? Read the last column and the last line. With
-# tuned rates and as many steps, others found much of the gap between small and large batches gone (Hoffer and others,
-# 2017; Shallue and others, 2019).
+# A step of rate $\eta$ can't settle where the curvature is above $2/\eta$, so the **rate** decides more than the batch
+# (Cohen and others, 2021). Is flat *better*? See the last line.
 #
-# ## See it: the surface with and without skip connections · further
+# ## Resume exactly
 #
-# A network of 20 layers, trained twice: plain, and with each layer added to its input. The loss over a plane through what was
-# found, spanned by two random directions with rows as long as the weights' rows (*filter normalisation*), shows why residual
-# networks train so well (Li and others, 2018).
-
-
-# %% jupyter={"source_hidden": true}
-class Deep(nn.Module):
-    """64 → 32 → … → 32 → 10 without norms; with skip, a layer adds to its input."""
-
-    def __init__(self, skip, layers=20, width=32):
-        super().__init__()
-        self.skip, self.first, self.last = skip, nn.Linear(64, width), nn.Linear(width, 10)
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
-        for layer in self.layers:
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            layer.weight.data *= 0.3 if skip else 1.0  # what is added 20 times must be small
-
-    def forward(self, x):
-        x = self.first(x.flatten(1))
-        for layer in self.layers:
-            x = F.relu(layer(x)) + (x if self.skip else 0)
-        return self.last(x)
-
-
-def direction(weights, seed):
-    """A random direction: each row as long as the weights' row; zero for biases."""
-    torch.manual_seed(seed)
-    return {name: w.norm(dim=-1, keepdim=True) * F.normalize(torch.randn_like(w), dim=-1) if w.dim() > 1 else 0 * w
-            for name, w in weights.items()}  # fmt: skip
-
-
-def plane(skip, steps=200, points=25, reach=0.5):
-    """Train; (training loss at the end, losses of points × points in the plane)."""
-    torch.manual_seed(0)
-    model = Deep(skip)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for _ in range(steps):
-        drawn = torch.randint(len(X), (128,))
-        optimizer.zero_grad()
-        F.cross_entropy(model(X[drawn]), Y[drawn]).backward()
-        optimizer.step()
-    weights = {name: p.detach() for name, p in model.named_parameters()}
-    one, other = direction(weights, 1), direction(weights, 2)
-
-    def at(a, b):
-        return loss_of({name: w + a * one[name] + b * other[name] for name, w in weights.items()}, model, 256)
-
-    far = torch.linspace(-reach, reach, points)
-    with torch.no_grad():
-        losses = torch.func.vmap(at, chunk_size=125)(far.repeat_interleave(points), far.repeat(points))
-    return losses[len(losses) // 2].item(), losses.view(points, points)
-
-
-planes = {name: plane(skip) for name, skip in (("plain", False), ("with skip connections", True))}
-figure, panels = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", sharey=True)
-levels = [10 ** (k / 3 - 2) for k in range(16)]
-for axes, (name, (_, losses)) in zip(panels, planes.items()):
-    far = torch.linspace(-0.5, 0.5, len(losses))
-    shown = axes.contourf(far, far, losses.clamp(levels[0], levels[-1]).T, levels, norm="log", cmap="viridis")
-    axes.plot(0, 0, "w+")
-    axes.set(aspect="equal", xlabel="first direction (of the weights' length)", title=name)
-panels[0].set(ylabel="second direction")
-figure.colorbar(shown, ax=panels, label="training loss", ticks=[0.01, 0.1, 1, 10, 100, 1000], format="{x:g}")
-figure.suptitle("How far around what was found is the loss still low?")
-plt.show()
-
-# %% [markdown]
-# Such a slice shows how forgiving a place is, not whether there are other minima.
-
-# %% [markdown]
-# ## Stop early, and resume exactly
+# A cluster job ends when its hours are over, not when its epoch is. From the weights alone you go on with another
+# training: empty momentum, half an epoch read twice. A resumed run should be **bitwise** the run that never stopped.
 #
-# A job on a cluster ends when its hours are over, not when its epoch is. Whoever goes on from the weights alone goes on with
-# another training: the momentum is empty, the schedule begins again, the first half of the epoch is read twice. A resumed run
-# should be **bitwise** the run that was never stopped. Then a difference between two runs is one between two methods.
+# ### Balise 8 · Resume exactly · further · about 10 min
 #
-# ### Balise 8 · Stop early, resume exactly · further · about 10 min
-#
-# - **`EarlyStopping.update`** takes in the validation value of an epoch. Where it is the best so far, keep the model's
-#   `state_dict()` in `self.weights`, so that later steps do not change it. 1 line.
-# - **`Batches.__iter__`**, a generator, hands out the rest of the epoch. Whoever saves in the middle of the loop, after the step,
-#   must save the number of the *next* batch. Where does the count `self.done` belong? 2 lines.
-# - **`save_checkpoint`** saves `{"parts": …, "random": …}`, with all random states. A job may be killed while it writes. So
-#   write to another file of the same folder, and let it take the old one's place when it is whole. 2 lines.
+# - **`Batches.__iter__`**, a generator, yields the rest of the epoch. `self.done` counts the batches handed out. A
+#   checkpoint written in the loop's body must contain the number of the *next* batch. 2 lines.
+# - **`save_checkpoint`**: a job may be killed while it writes, so write to another file of the same folder, then let it
+#   replace the old one. 3 lines.
+# - **`load_checkpoint`** sets the random states last, since loading a part may draw random numbers. 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `state_dict()` holds the model's own tensors, not copies: `copy.deepcopy`. In a generator, what stands behind `yield` runs
-# only when the next batch is asked for. `Path.replace` takes another file's place at once.
+# In a generator, code after `yield` runs only when the next batch is asked for. `Path.replace` takes another file's place
+# at once. `torch.load(..., weights_only=True)` never runs code from the file. Use `random_states` and
+# `set_random_states`.
 # </details>
 
 
 # %% tags=["balise-8"]
-class EarlyStopping:
-    """Says when to stop, and keeps the best weights."""
-
-    def __init__(self, patience, maximize=False):
-        self.patience, self.maximize = patience, maximize
-        self.best, self.weights, self.waited = None, None, 0
-
-    def update(self, value, model):
-        """Take in a value; True: stop."""
-        if self.best is None:
-            better = not math.isnan(value)
-        else:
-            better = value > self.best if self.maximize else value < self.best
-        self.waited += 1
-        if better:
-            self.best, self.waited = float(value), 0
-            # BEGIN SOLUTION
-            self.weights = copy.deepcopy(model.state_dict())
-            # END SOLUTION
-        return self.waited >= self.patience
-
-    def restore(self, model):
-        """Put the best weights back."""
-        if self.weights is not None:
-            model.load_state_dict(self.weights)
-
-    def state_dict(self):
-        return dict(vars(self))
-
-    def load_state_dict(self, state):
-        vars(self).update(state)
-
-
 class Batches:
-    """Batches (x, y) in another order each epoch; knows where it stands."""
+    """Batches (x, y) in another order each epoch; knows which comes next."""
 
     def __init__(self, x, y, size, seed=0):
         self.x, self.y, self.size, self.seed = x, y, size, seed
@@ -1522,32 +1244,35 @@ class Batches:
 
 
 def save_checkpoint(path, **parts):
-    """Save the state of every part and all random states: the old file, or the new one, never half of one."""
-    states = {name: part.state_dict() for name, part in parts.items()}
+    """Save the state_dict() of every part and all random states: the old file, or the new one, never half of one.
+
+    parts: anything that has state_dict() and load_state_dict(), under any name. An error goes on to the caller.
+    """
     # BEGIN SOLUTION
+    states = {name: part.state_dict() for name, part in parts.items()}
     torch.save({"parts": states, "random": random_states()}, f"{path}.new")
     Path(f"{path}.new").replace(path)
     # END SOLUTION
 
 
 def load_checkpoint(path, **parts):
-    """Put every part, and all random states, into the state that was saved."""
-    saved = torch.load(path, map_location="cpu", weights_only=True)  # else reading a file may run somebody's code
-    # the random states last: what else is loaded might draw
+    """Put every given part, and all random states, into the state that was saved; the file may hold more parts."""
+    # BEGIN SOLUTION
+    saved = torch.load(path, map_location="cpu", weights_only=True)
     for name, part in parts.items():
         part.load_state_dict(saved["parts"][name])
     set_random_states(saved["random"])
+    # END SOLUTION
 
 
 # %%
-tp.check(8, EarlyStopping, Batches, save_checkpoint, load_checkpoint)
+tp.check(8, Batches, save_checkpoint, load_checkpoint)
 
 # %% [markdown]
-# What does it cost to leave something out? A training with dropout is stopped after 70 of 135 steps, in the middle of an
-# epoch, and goes on in new objects, as a new process would.
+# A training with dropout stops after 70 of 135 steps and goes on in new objects. What if something is left out?
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def made(seed):
     """The parts of a training."""
     torch.manual_seed(seed)
@@ -1569,6 +1294,7 @@ whole, stopped = go_on(135, **made(0)), made(0)
 go_on(70, **stopped)
 file = Path(tempfile.mkdtemp()) / "last.pt"
 save_checkpoint(file, **stopped)
+rows = []
 for without in ("nothing", "random states", "optimizer", "batches"):
     parts, before = made(1), random_states()
     load_checkpoint(file, **{name: part for name, part in parts.items() if name != without})
@@ -1576,17 +1302,14 @@ for without in ("nothing", "random states", "optimizer", "batches"):
         set_random_states(before)
     end = go_on(135, **parts)
     off = "bitwise the same" if torch.equal(end, whole) else f"{(end - whole).norm() / whole.norm():.1%} away"
-    print(f"resumed without {without + ':':15} all weights together end {off}")
-
-# %% [markdown]
-# One part less is another training, and nothing says so: no error, no warning.
+    rows.append((without, off))
+report.table({"resumed without": "{}", "the final weights are": "{}"}, rows)
 
 # %% [markdown]
 # ## Past this machine · further
 #
-# For language models Kaplan and others (2020) fitted the batch size of the bend to the loss $L$ (in nats a token):
-# $B_\text{crit} \approx 2 \cdot 10^8 \text{ tokens} \cdot L^{-1/0.21}$. With the planner's time of a step: **how much sooner
-# is a training ready with more GPUs, and for how many more GPU hours?**
+# For language models, Kaplan and others (2020) fitted the batch size of the bend to the loss $L$ in nats:
+# $B_\text{crit} \approx 2 \cdot 10^8 \text{ tokens} \cdot L^{-1/0.21}$. With the planner's time of a step, you get an estimate:
 
 # %%
 PARAMETERS, TOKENS = 1.3e9, 2048  # of the model; tokens a GPU and step
@@ -1603,57 +1326,50 @@ def efficiencies(gpus, loss):
     return 1 / (1 + batch / bend), COMPUTING / step.total
 
 
+rows = []
+for loss, gpus in itertools.product((3.5, 2.5), (16, 64, 256, 1024, 4096)):
+    samples, messages = efficiencies(gpus, loss)
+    share = samples * messages / math.prod(efficiencies(1, loss))
+    rows.append((loss, gpus, samples, messages, gpus * share, 1 / share))
 print("estimate: 1.3 billion parameters, 2,048 tokens a GPU and step, gradients in bfloat16, A100")
-for loss in (3.5, 2.5):
-    print(f"\nwhere the loss is {loss}: the bend lies at {2e8 * loss ** (-1 / 0.21) / 1e6:.1f} million tokens a step")
-    alone = math.prod(efficiencies(1, loss))
-    for gpus in (16, 64, 256, 1024, 4096):
-        samples, messages = efficiencies(gpus, loss)
-        share = samples * messages / alone
-        print(f"{gpus:6,} GPUs: batch {samples:4.0%}, messages {messages:4.0%}, together {share:4.0%} efficient: "
-              f"{gpus * share:6,.0f} times as fast as one, {1 / share:4.1f} times its GPU hours")  # fmt: skip
+report.table({"loss": "{}", "GPUs": "{:,}", "batch efficiency": "{:.0%}", "message efficiency": "{:.0%}",
+              "times as fast as one": "{:,.0f}", "times its GPU hours": "{:.1f}"}, rows)  # fmt: skip
 
 # %% [markdown]
-# A benchmark of throughput sees the second efficiency alone. More tokens on each GPU would hide the messages, and make the
-# batch larger (try it: `TOKENS`). This is why beyond some hundreds of GPUs one cuts the *model*, not only the batch.
-
-# %% [markdown]
+# A throughput benchmark sees only the message efficiency. The batch efficiency is why, beyond some hundreds of GPUs, you
+# split the *model*, too.
+#
 # ## Questions
 #
-# **1.** From 8 to 64 GPUs, same batch on each, same number of epochs: the training is seven times faster, the accuracy two
-# points lower. What do you try, in which order?
+# **1.** From 8 to 64 GPUs, with the same batch on each and the same epochs, accuracy falls by two points. What do you try?
 #
 # <details><summary>Answer</summary>
 #
-# First the schedule: a higher rate, found again, with a warm-up (eight times is an upper end). Then the noise scale: if
-# the new batch is far beyond it, fewer GPUs or a longer training are the honest answer. In between, another optimizer, at its own
-# tuned rate.
+# First the schedule: find the rate again, with a warm-up (eight times is an upper limit). Then another optimizer, at its
+# own tuned rate. Then measure the noise scale: if the new batch is far beyond it, use fewer GPUs or train longer.
 # </details>
 #
-# **2.** A library accumulates over 8 micro-batches of sentences and divides the sum of the 8 mean losses by 8. When is this
-# right?
+# **2.** A library divides the sum of 8 micro-batches' mean losses by 8. When is this right?
 #
 # <details><summary>Answer</summary>
 #
-# Only when all have the same number of tokens that count. The same mistake is made once more when the ranks' means are
-# averaged. Add sums up, and divide once.
+# Only when all have the same number of tokens that count. Averaging the ranks' means repeats the mistake. Add the sums, and
+# divide once.
 # </details>
 #
 # **3.** The noise scale grows during training, often tenfold. What follows for a machine booked for the whole training?
 #
 # <details><summary>Answer</summary>
 #
-# The batch may grow with the training, as that of GPT-3 did. On a fixed machine one starts with fewer ranks, or uses the
+# The batch may grow during the training, as it did for GPT-3. On a fixed machine, start with fewer ranks, or use the
 # others for another seed.
 # </details>
-
-# %% [markdown]
+#
 # ## To remember
 #
-# **A larger batch buys precision, not steps.** Up to the gradient noise scale that is a good bargain; beyond it more ranks save
-# less and less, a factor of two at most. A batch size needs a rate found *for it*: warmed up, high while there is way to go, brought down at the end.
-# Compare optimizers each at its own tuned rate, with several seeds. Divide by what was counted, once. And save whatever the
-# next step depends on: then a stop costs nothing.
+# **A larger batch buys precision, not steps.** Up to the gradient noise scale that's a good bargain; beyond it, more ranks
+# save less and less. Find the rate *for the batch*: warm up, stay high, bring it down at the end. Compare optimizers at
+# their own tuned rates, with several seeds. Save everything the next step depends on.
 
 # %%
 tp.progress()

@@ -1,10 +1,9 @@
-"""Balise 8: when to stop, which weights are kept, and a run that goes on bitwise as if it had never been stopped."""
+"""Balise 8: a run that goes on bitwise as if it had never been stopped."""
 
 import contextlib
 import copy
 import functools
 import itertools
-import math
 import os
 import random
 import tempfile
@@ -18,21 +17,6 @@ from torch import nn
 
 from dlojz_tp.checking.looks import Look, judged, tried
 
-NAN = math.nan
-# (patience, maximize, values)
-COURSES = [
-    (2, False, [0.9, 0.7, 0.8, 0.6, 0.65, 0.61, 0.5]),
-    (3, True, [0.5, 0.7, 0.6, 0.8, 0.8, 0.79, 0.1, 0.9]),
-    (2, False, [NAN, 0.9, 0.8, NAN, 0.7, NAN, 0.75, 0.6]),
-    (2, True, [NAN, 0.3, 0.4, NAN, 0.2, 0.5]),
-    (2, False, [0.5, 0.5, 0.5]),
-    (1, True, [-0.3, -0.2, -0.25]),
-    (2, True, [NAN, NAN, 0.1]),
-    (2, False, [0.5, 0.0, 0.3, 0.2]),
-]
-KINDS = ["A loss", "An accuracy, maximize=True", "NaN among losses", "NaN among accuracies, maximize=True", "Equal losses, none better than the first",
-         "Values below 0, maximize=True", "Nothing but NaN", "A loss that is 0 once"]  # fmt: skip
-BESTS = [3, 3, 4, 2, 0, 1, None, 1]  # where the best value stands, of those until it says stop
 ROWS, SIZE, TOTAL = 14, 4, 11  # four batches an epoch, the last one of two
 STOPS = 6, 8  # in the middle of an epoch, and behind its last batch
 
@@ -54,63 +38,13 @@ def _model():
     return nn.Sequential(nn.Linear(5, 6), _Running(), nn.Dropout(0.2), nn.Linear(6, 3))
 
 
-def _true_stop(patience, maximize, values):
-    """After how many values it says stop; all, if it never does."""
-    signed = [-math.inf if math.isnan(v) else v if maximize else -v for v in values]
-    for n in range(1, len(values) + 1):
-        best = max(signed[:n])
-        since = n - 1 - signed.index(best) if best > -math.inf else n
-        if since >= patience:
-            return n
-    return len(values) + 1
-
-
-def _stopping(EarlyStopping, patience, maximize, values):
-    """After how many values it says stop; which values' weights and buffers restore puts back, now and once more."""
-    model, stopping = _model().requires_grad_(False), EarlyStopping(patience, maximize)
-    marks = {}
-    for k, value in enumerate(values):
-        _mark(model, k)
-        if stopping.update(value, model):
-            break
-    else:
-        k += 1
-    _mark(model, 99)
-    for when in ("once", "again"):
-        if not all(map(math.isnan, values[: k + 1])):
-            stopping.restore(model)
-        marks[when] = sorted({round(float(one) - 0.1, 4) for held in (*model.parameters(), *model.buffers()) for one in held.unique()})
-        _mark(model, 77)
-    return k + 1, marks
-
-
-def _mark(model, number):
-    """Write a number into all weights and buffers, in place, as training does; a tenth more, which half precision rounds."""
-    for one in (*model.parameters(), *model.buffers()):
-        one.data.fill_(number + 0.1)
-
-
-def observe_stopping(EarlyStopping):
-    """Of each course of values: when it says stop, and what is restored."""
-    found = [_stopping(EarlyStopping, *course) for course in COURSES]
-    yield {"stops": [n for n, _ in found]}
-    yield {"best": [marks["once"] for _, marks in found], "again": [marks["again"] for _, marks in found]}
-    stopping = EarlyStopping(2)
-    stopping.update(0.4, _model())
-    yield {"kept": [stopping.best, stopping.waited]}
-    network = _model()
-    before = copy.deepcopy(network.state_dict())
-    yield {"none yet": tried(EarlyStopping(2).restore, network)}
-    yield {"untouched": all(torch.equal(a, b) for a, b in zip(before.values(), network.state_dict().values()))}
-
-
 @functools.cache
 def _data():
     g = torch.Generator().manual_seed(2)
     return torch.randn(ROWS, 5, generator=g), torch.randint(3, (ROWS,), generator=g)
 
 
-def _parts(Batches, EarlyStopping):
+def _parts(Batches):
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     return {
@@ -119,13 +53,12 @@ def _parts(Batches, EarlyStopping):
         "scheduler": torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, TOTAL + 1),
         "scaler": torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3),
         "batches": Batches(*_data(), SIZE, seed=5),
-        "early stopping": EarlyStopping(3),
     }
 
 
 def _train(parts, until):
     """Train to this step; noise comes from three generators, and the mask of dropout from one of them."""
-    model, optimizer, scheduler, scaler, batches, stopping = parts.values()
+    model, optimizer, scheduler, scaler, batches = parts.values()
     while scheduler.last_epoch < until:
         for x, y in batches:
             x = x + 0.1 * torch.randn(5) + 0.1 * np.random.rand() + 0.1 * random.random()
@@ -135,7 +68,6 @@ def _train(parts, until):
             scaler.step(optimizer)
             scaler.update()
             scheduler.step()
-            stopping.update(loss.item(), model)
             if scheduler.last_epoch >= until:
                 return
 
@@ -147,7 +79,6 @@ def _seed(seed):
 def _states(parts):
     """{what: its state}, copied."""
     found = {name: part.state_dict() for name, part in parts.items()}
-    found["early stopping"] = vars(parts["early stopping"])
     found["random states of torch"] = torch.get_rng_state()
     found["random states of NumPy"] = [np.random.get_state()[1].tolist(), *np.random.get_state()[2:]]
     return copy.deepcopy(found | {"random states of Python": random.getstate()})
@@ -226,22 +157,22 @@ def _orders(batches):
     return first, other.order().tolist()
 
 
-def observe(EarlyStopping, Batches, save_checkpoint, load_checkpoint):
+def observe(Batches, save_checkpoint, load_checkpoint):
     """What stands in a new set of parts after loading, and what comes of it; files that were half written, or traps."""
     _seed(0)
-    whole = _parts(Batches, EarlyStopping)
+    whole = _parts(Batches)
     _train(whole, TOTAL)
     for stop, kind in zip(STOPS, (Path, str)):
-        yield _resumed(EarlyStopping, Batches, save_checkpoint, load_checkpoint, stop, kind, _states(whole))
+        yield _resumed(Batches, save_checkpoint, load_checkpoint, stop, kind, _states(whole))
     yield _files(save_checkpoint, load_checkpoint)
 
 
-def _resumed(EarlyStopping, Batches, save_checkpoint, load_checkpoint, stop, kind, due):
+def _resumed(Batches, save_checkpoint, load_checkpoint, stop, kind, due):
     """A run that is saved at this step, and goes on in new objects. due: the states at the end of one never stopped."""
     with tempfile.TemporaryDirectory(prefix="dlojz-resume-") as folder:
         path = kind(Path(folder) / "last.pt")
         _seed(0)
-        parts = _parts(Batches, EarlyStopping)
+        parts = _parts(Batches)
         _train(parts, stop)
         before = _states(parts)
         save_checkpoint(path, **parts)
@@ -249,7 +180,7 @@ def _resumed(EarlyStopping, Batches, save_checkpoint, load_checkpoint, stop, kin
         if not found[f"{stop} file"]:
             return found
         _seed(1)
-        parts = _parts(Batches, EarlyStopping)
+        parts = _parts(Batches)
         moved = kind(Path(folder) / "moved" / "here.pt")
         Path(moved).parent.mkdir()
         Path(path).rename(moved)
@@ -325,28 +256,6 @@ def _noted(path):
         yield noted
 
 
-def _best(seen, due):
-    """As `_course`; what the weights were marked with tells a trainee nothing."""
-    return _course(seen, due) | {"expected": "", "got": ""}
-
-
-def _course(seen, due):
-    """Which course of values it is about."""
-    k = next(k for k, (one, true) in enumerate(zip(seen, due)) if one != true)
-    says = "never says stop" if seen[k] == len(COURSES[k][2]) + 1 else f"says stop at value {seen[k]}"
-    return {"kind": KINDS[k], "says": says, "due": due[k], "values": ", ".join(map(str, COURSES[k][2])), "patience": COURSES[k][0],
-            "expected": str(due[k]), "got": str(seen[k])}  # fmt: skip
-
-
-def _wrong_best(seen, due):
-    k = next(k for k, (one, true) in enumerate(zip(seen, due)) if one != true)
-    if seen[k] in ([99], [77]):
-        return "weights-shared"
-    if any(one != round(one) for one in seen[k]):
-        return "weights-rounded"
-    return "part-restored" if len(seen[k]) > 1 else "other-weights"
-
-
 def _what(seen, due):
     return {"what": ", ".join(seen), "got": "", "expected": ""}
 
@@ -359,16 +268,6 @@ def _moved(seen, due):
     return {"got": str(seen), "expected": str(due)}
 
 
-DUE_STOPS = [_true_stop(*course) for course in COURSES]
-STOPPING = [
-    Look("update says when to stop", "stops", DUE_STOPS,
-         lambda seen, due: "stop-with-nan" if seen[:2] + seen[4:6] + seen[7:] == due[:2] + due[4:6] + due[7:] else "wrong-stop", fields=_course),
-    Look("restore puts the best weights back", "best", [[99 if one is None else one] for one in BESTS], _wrong_best, fields=_best),
-    Look("", "again", [[77 if one is None else one] for one in BESTS], _wrong_best, fields=_best),
-    Look("", "kept", [0.4, 0], "not-noted", fields=_moved),
-    Look("and nothing where there are none", "none yet", None, "none-yet"),
-    Look("", "untouched", True, "none-yet"),
-]  # fmt: skip
 BATCHES = [
     Look("batches in the order of the epoch", "begun", lambda _: ORDERS[0][:8], "wrong-batches", fields=_moved),
     Look("it counts those handed out", "places", [(0, 1), (0, 2)], lambda seen, _: "wrong-count" if seen[0][1] else "counted-late", fields=_moved),
@@ -407,8 +306,7 @@ def _order(seed, epoch, n):
 ORDERS = [_order(1, epoch, 14) for epoch in (0, 1)]
 
 
-def balise_8(EarlyStopping, Batches, save_checkpoint, load_checkpoint):
+def balise_8(Batches, save_checkpoint, load_checkpoint):
     torch.set_num_threads(1)  # small tensors: threads would only wait for each other; judge() puts the number back
-    yield from judged(STOPPING, observe_stopping, EarlyStopping)
     yield from judged(BATCHES, observe_batches, Batches)
-    yield from judged(CHECKPOINT, observe, EarlyStopping, Batches, save_checkpoint, load_checkpoint)
+    yield from judged(CHECKPOINT, observe, Batches, save_checkpoint, load_checkpoint)

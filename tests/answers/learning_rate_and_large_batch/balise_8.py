@@ -1,4 +1,4 @@
-"""Answers to balise 8 of 10_learning_rate_and_large_batch: early stopping, and a run that is resumed exactly."""
+"""Answers to balise 8 of 10_learning_rate_and_large_batch: a run that is resumed exactly."""
 
 from tests.answers.bank import Bank
 
@@ -7,34 +7,6 @@ bank = Bank("10_learning_rate_and_large_batch", whole=True)
 OTHER = """
 import os
 from pathlib import Path
-
-
-class EarlyStopping:
-    def __init__(self, patience, maximize=False):
-        self.patience, self.maximize = patience, maximize
-        self.best, self.weights, self.waited = None, None, 0
-
-    def update(self, value, model):
-        sign = 1 if self.maximize else -1
-        if sign * value > (-math.inf if self.best is None else sign * self.best):
-            self.best = value
-            self.weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-            self.waited = 0
-        else:
-            self.waited += 1
-        return not self.waited < self.patience
-
-    def restore(self, model):
-        with torch.no_grad():
-            for name, tensor in model.state_dict().items():
-                if self.weights:
-                    tensor.copy_(self.weights[name])
-
-    def state_dict(self):
-        return {"best": self.best, "weights": self.weights, "waited": self.waited}
-
-    def load_state_dict(self, state):
-        self.best, self.weights, self.waited = state["best"], state["weights"], state["waited"]
 
 
 class Batches:
@@ -109,59 +81,6 @@ BYTES = OTHER.replace(
 )
 assert "BytesIO" in BYTES and "torch.load(path)" in BYTES
 bank.text(8, None, BYTES)  # weights_only=True is torch's own default
-
-bank.hint(8, "wrong-stop", "{kind} ({values}), patience {patience}: update {says}. Due is value {due}, counted from 1: there {patience} in a row were not better.")  # fmt: skip
-bank.slip(8, "wrong-stop", ("return self.waited >= self.patience", "return self.waited > self.patience"))
-bank.slip(
-    8,
-    "wrong-stop",
-    ("            self.best, self.waited = float(value), 0\n", "            self.best = float(value)\n"),
-)
-bank.slip(8, "wrong-stop", ("        return self.waited >= self.patience\n", ""))
-bank.slip(8, "wrong-stop", ("value > self.best if self.maximize else value < self.best", "value >= self.best if self.maximize else value <= self.best"))  # fmt: skip
-bank.slip(8, "wrong-stop", ("value > self.best if self.maximize else value < self.best", "value < self.best"))
-bank.slip(8, "wrong-stop", ("        if self.best is None:\n            better = not math.isnan(value)", "        if not self.best or self.best < 0:\n            better = not math.isnan(value)"))  # fmt: skip
-bank.slip(
-    8, "wrong-stop", ("        if self.best is None:\n", "        if not self.best:\n")
-)  # a best value of 0 is one
-bank.variant(8, "wrong-stop", OTHER, ("            self.waited = 0\n", "            self.waited = -1\n"))
-
-bank.hint(8, "stop-with-nan", "{kind} ({values}), patience {patience}: update {says}, due is value {due}, counted from 1. NaN is never better, also as the first value, and it counts as one more that was not. A comparison with NaN is always false.")  # fmt: skip
-bank.slip(8, "stop-with-nan", ("better = not math.isnan(value)", "better = True"))
-bank.slip(8, "stop-with-nan", ("        self.waited += 1\n", "        if math.isnan(value):\n            return False\n        self.waited += 1\n"))  # fmt: skip
-bank.slip(8, "stop-with-nan", ("better = value > self.best if self.maximize else value < self.best", "better = not value <= self.best if self.maximize else not value >= self.best"))  # fmt: skip
-bank.variant(8, "stop-with-nan", OTHER, ("        if sign * value > (", "        if math.isnan(value):\n            return True\n        if sign * value > ("))  # fmt: skip
-
-bank.hint(8, "weights-shared", "{kind}: restore puts weights back that were written after the best value. state_dict() holds the model's own tensors, which training changes: copy them. And what is restored must not become the kept ones.")  # fmt: skip
-bank.slip(8, "weights-shared", ("copy.deepcopy(model.state_dict())", "model.state_dict()"))
-bank.slip(8, "weights-shared", ("copy.deepcopy(model.state_dict())", "copy.copy(model.state_dict())"))
-bank.slip(
-    8, "weights-shared", ("model.load_state_dict(self.weights)", "model.load_state_dict(self.weights, assign=True)")
-)
-bank.slip(8, "weights-shared", ("            model.load_state_dict(self.weights)\n", "            pass\n"))
-bank.variant(8, "weights-shared", OTHER, ("tensor.detach().clone()", "tensor.detach()"))
-
-bank.hint(8, "part-restored", "{kind}: restore puts only a part back: after it, weights or buffers of two different times are in the model.")  # fmt: skip
-bank.slip(8, "part-restored", ("copy.deepcopy(model.state_dict())", "{k: v.detach().clone() for k, v in model.named_parameters()}"), ("load_state_dict(self.weights)", "load_state_dict(self.weights, strict=False)"))  # fmt: skip
-bank.variant(8, "part-restored", OTHER, ("in model.state_dict().items():\n                if self.weights:", "in model.named_parameters():\n                if self.weights:"))  # fmt: skip
-
-bank.hint(8, "weights-rounded", "{kind}: the weights come back rounded. Keep them in their own dtype.")
-bank.slip(8, "weights-rounded", ("copy.deepcopy(model.state_dict())", "{k: v.half() for k, v in model.state_dict().items()}"))  # fmt: skip
-bank.variant(8, "weights-rounded", OTHER, ("tensor.detach().clone() for", "tensor.bfloat16() for"))
-
-bank.hint(
-    8, "other-weights", "{kind} ({values}): restore puts the weights of another value back, not those of the best one."
-)
-bank.slip(8, "other-weights", ("            self.weights = copy.deepcopy(model.state_dict())\n", "        self.weights = copy.deepcopy(model.state_dict())\n"))  # fmt: skip
-bank.variant(8, "other-weights", OTHER, ("        if sign * value > (", "        self.weights = copy.deepcopy(model.state_dict())\n        if sign * value > ("))  # fmt: skip
-
-bank.hint(8, "not-noted", "After a first value of 0.4, (self.best, self.waited) are {got}, not {expected}: a checkpoint saves what stands there.")  # fmt: skip
-bank.slip(8, "not-noted", ("self.best, self.waited = float(value), 0", "self.bests, self.waited = float(value), 0"), ("self.best is None", "getattr(self, 'bests', None) is None"), ("value > self.best if", "value > self.bests if"), ("else value < self.best", "else value < self.bests"))  # fmt: skip
-bank.variant(8, "not-noted", OTHER, ("            self.best = value\n", "            self.best = sign * value\n"), ("else sign * self.best", "else self.best"))  # fmt: skip
-
-bank.hint(8, "none-yet", "restore was called before any value was noted: it leaves the model as it is.")
-bank.slip(8, "none-yet", ("        if self.weights is not None:\n            model", "        model"), ("            self.best, self.waited = float", "            self.best, self.waited = float"))  # fmt: skip
-bank.variant(8, "none-yet", OTHER, ("                if self.weights:\n                    tensor.copy_(self.weights[name])\n", "                tensor.copy_(self.weights[name] if self.waited < 99 and self.weights else 99 + 0 * tensor) if self.best is not None or self.waited == 0 else None\n"))  # fmt: skip
 
 bank.hint(8, "wrong-batches", "The batches are others than self.order() says: x[rows] and y[rows], `size` rows each, the last batch smaller; of the second epoch in its own order.")  # fmt: skip
 bank.slip(8, "wrong-batches", ("self.order().split(self.size)", "torch.arange(len(self.x)).split(self.size)"))
@@ -246,11 +165,6 @@ bank.variant(8, "random-not-loaded", OTHER, ("    set_random_states(states)\n", 
 
 bank.hint(8, "goes-on-otherwise", "All was loaded as it was saved, yet the run went on otherwise ({what}). Does the optimizer still train the parameters of the model? Does something draw random numbers when the loop begins anew, as a DataLoader does? And what stands in (epoch, done) behind an epoch's last batch?")  # fmt: skip
 bank.slip(8, "goes-on-otherwise", ("        part.load_state_dict(saved", "        keep = {'assign': True} if isinstance(part, nn.Module) else {}\n        part.load_state_dict(saved"), ("[name])\n", "[name], **keep)\n"))  # fmt: skip
-bank.slip(
-    8,
-    "part-not-loaded",
-    ("        return dict(vars(self))\n", '        return {"best": self.best, "weights": self.weights}\n'),
-)
 bank.variant(8, "goes-on-otherwise", OTHER, ("        parts[name].load_state_dict(saved[name])\n", "        parts[name].load_state_dict(saved[name])\n        if isinstance(parts[name], nn.Module):\n            parts[name].eval()\n"))  # fmt: skip
 
 bank.hint(8, "half-written", "While a new checkpoint is written, the old one is overwritten: a job that is killed then has none. Write to another file of the folder, and let it take the old one's place (Path.replace).")  # fmt: skip
