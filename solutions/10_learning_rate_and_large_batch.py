@@ -3,9 +3,9 @@
 #
 # A hundred ranks have a batch a hundred times as large as one. You hope for far fewer steps. Do you get them?
 #
-# **What you will gain.** Steps to a loss. At the baseline's rate, the network needs about as many steps with 1,438 images
-# a step as with 256. With your schedule it gets to the same loss in **three times fewer steps** by AdamW, and in five
-# times fewer by Muon. The *gradient noise scale* predicts how large a batch pays.
+# **What you will gain.** Steps to a loss. At the baseline's rate, the network needs about as many steps with 1,438
+# images a step as with 256. With your schedule it gets to the same loss in **three times fewer steps** by AdamW, and
+# in five times fewer by Muon. The *gradient noise scale* predicts how large a batch pays.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import copy
@@ -50,8 +50,8 @@ def network(width=128):
 # %% [markdown]
 # ## The idea
 #
-# The gradient $g_B$ of a batch of $B$ samples equals the gradient $G$ of all data on average, and scatters around it. With
-# $\Sigma$, the covariance of a single sample's gradient,
+# The gradient $g_B$ of a batch of $B$ samples equals the gradient $G$ of all data on average, and scatters around it.
+# With $\Sigma$, the covariance of a single sample's gradient,
 #
 # $$\mathbb{E}\,[g_B] = G, \qquad \mathbb{E}\,\lVert g_B - G \rVert^2 = \frac{\operatorname{tr} \Sigma}{B} .$$
 #
@@ -86,9 +86,8 @@ draw_gradients()
 # %% [markdown]
 # ## The baseline: one rate, larger batches
 #
-# We train with SGD and momentum until the validation loss is 0.25, and count steps: when ranks share the batch, steps
-# take the time. The rate either stays the same or grows with the batch, by the *linear scaling rule* (Goyal and others,
-# 2017).
+# We train with SGD and momentum until the validation loss is 0.25, and count steps (the middle of three seeds). The
+# rate either stays the same or grows with the batch, by the *linear scaling rule* (Goyal and others, 2017).
 
 # %%
 fewer = tp.predict("From 64 to 1,438 images a step, at the same rate: how many times fewer steps to the loss?", ...)
@@ -163,22 +162,23 @@ fewer.shows(
 #
 # ## Learning rates that change: schedules
 #
-# Early gradients change with every step, and a high rate can do lasting damage. At the end, batch noise keeps the weights
-# jumping around a minimum, as widely as the rate allows. So the rate rises first (**warm-up**), then falls.
+# Early gradients change with every step, and a high rate can do lasting damage. At the end, batch noise keeps the
+# weights jumping around a minimum, as widely as the rate allows. So the rate rises first (**warm-up**), then falls.
 #
 # ### Balise 1 · Schedules · about 10 min
 #
 # A schedule is a **function of the step** $k = 0, 1, \dots$, so a resumed run has no state to lose.
 #
-# - **`warmup_cosine`** returns $\text{peak}\,(k + 1) / \text{warmup}$ while $k < \text{warmup}$. Then it follows half a
-#   cosine, from `peak` at $k = \text{warmup}$ to `floor` at $k = \text{total}$, and stays there. 4 lines.
-# - **`one_cycle`** returns (rate, momentum). While the rate goes up to `peak` and down, the momentum does the opposite,
-#   from `high` to `low` and back. The given `w` falls from 1 to 0 on the way up, and again on the way down. 2 lines.
+# - **`warmup_cosine`** returns $\text{peak}\,(k + 1) / \text{warmup}$ while $k < \text{warmup}$. Then it follows half
+#   a cosine, from `peak` at $k = \text{warmup}$ to `floor` at $k = \text{total}$, and stays there. 4 lines.
+# - **`one_cycle`** returns (rate, momentum). While the rate goes up to `peak` and down, the momentum does the
+#   opposite, from `high` to `low` and back. The given `w` falls from 1 to 0 on the way up, and again on the way down.
+#   2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Half a cosine from $a$ to $b$ is $b + (a - b)\,(1 + \cos \pi t) / 2$, with $t$ from 0 to 1; `min(t, 1.0)` keeps it at the
-# end. In `one_cycle`, first make `w` 1 at the peak and 0 at both ends.
+# Half a cosine from $a$ to $b$ is $b + (a - b)\,(1 + \cos \pi t) / 2$, with $t$ from 0 to 1; `min(t, 1.0)` keeps it at
+# the end. In `one_cycle`, first make `w` 1 at the peak and 0 at both ends.
 # </details>
 
 
@@ -319,12 +319,12 @@ axes.legend(fontsize=8, loc="lower left")
 plt.show()
 
 # %% [markdown]
-# Good rates are within two points of the best. A cycle that went too high still ends with small steps.
+# Good rates are those within two points of the best. A cycle that went too high still ends with small steps.
 #
 # ## Which rate? A finder
 #
-# Smith (2017) trains with a rate that rises from far too small to far too large. At first nothing happens, then the loss
-# falls, then it explodes. That costs a hundred batches; a grid costs one training per rate.
+# Smith (2017) trains with a rate that rises from far too small to far too large. The loss falls, then explodes. That
+# costs a hundred batches; a grid costs one training per rate.
 #
 # ### Balise 2 · A learning-rate finder · further · about 10 min
 #
@@ -332,11 +332,11 @@ plt.show()
 #
 # 1. the line that keeps the caller's model and optimizer unchanged;
 # 2. the rate of step $k$: from `low` at $k = 0$ to `high` at $k = n - 1$, by the same *factor* each time;
-# 3. `smooth`, here $s_k$, a running mean of the losses $\ell_k$, corrected for its start at $a_{-1} = 0$:
-#    $\;a_k = \beta\, a_{k-1} + (1 - \beta)\, \ell_k$, $\;s_k = a_k / (1 - \beta^{k+1})$.
+# 3. `smooth`, here $s_k$, a running mean of the losses $\ell_k$, corrected for its start at $a_{-1} = 0$: $\;a_k =
+#    \beta\, a_{k-1} + (1 - \beta)\, \ell_k$, $\;s_k = a_k / (1 - \beta^{k+1})$.
 #
-# **`propose`** returns (smallest, largest). The largest useful rate is a *quarter* of the rate with the lowest smoothed loss.
-# The smallest is the first rate at which a *tenth* of the whole fall has happened (2 lines).
+# **`propose`** returns (smallest, largest). The largest useful rate is a *quarter* of the rate with the lowest
+# smoothed loss. The smallest is the first rate at which a *tenth* of the whole fall has happened (2 lines).
 #
 # <details><summary>Hint</summary>
 #
@@ -449,8 +449,8 @@ plt.show()
 # %% [markdown]
 # ## AdamW
 #
-# Adam scales the step of each weight $\theta$ separately: it divides a moving average $m$ of the gradient $g$ by the root
-# of a moving average $v$ of $g^2$. Both start at 0, and are corrected for that after $t$ steps:
+# Adam scales the step of each weight $\theta$ separately: it divides a moving average $m$ of the gradient $g$ by the
+# root of a moving average $v$ of $g^2$. Both start at 0, and are corrected for that after $t$ steps:
 #
 # $$m \leftarrow \beta_1 m + (1-\beta_1)\,g,\quad v \leftarrow \beta_2 v + (1-\beta_2)\,g^2,\qquad
 # \hat m = \frac{m}{1-\beta_1^t},\quad \hat v = \frac{v}{1-\beta_2^t},\qquad
@@ -460,18 +460,18 @@ plt.show()
 #
 # ### Balise 3 · AdamW · about 9 min
 #
-# - **`parameter_groups`** returns a list of two dicts `{"params": [...], "weight_decay": ...}`. Matrices and kernels (two
-#   dimensions or more) decay. Biases, gains and scalars get 0. 3 lines.
+# - **`parameter_groups`** returns a list of two dicts `{"params": [...], "weight_decay": ...}`. Matrices and kernels
+#   (two dimensions or more) decay. Biases, gains and scalars get 0. 3 lines.
 # - **`AdamW.step`**: write the whole update, for all weights of a group at once. About 9 lines.
 #
-# Launching ten operators for each of hundreds of parameters keeps a GPU waiting for the CPU. Use `torch._foreach_…`, as
-# PyTorch's optimizers do: `torch._foreach_add_(xs, ys)` adds two lists, in place because of the last underscore.
+# Launching ten operators for each of hundreds of parameters keeps a GPU waiting for the CPU. Use `torch._foreach_…`,
+# as PyTorch's optimizers do: `torch._foreach_add_(xs, ys)` adds two lists, in place because of the last underscore.
 #
 # <details><summary>Hint</summary>
 #
-# `_foreach_lerp_(xs, ys, w)` moves each x towards y by the share w. `_foreach_addcmul_(xs, ys, zs, w)` adds w · y · z, and
-# `_foreach_addcdiv_(xs, ys, zs, ws)` adds w · y / z. `_foreach_sqrt` and `_foreach_div(xs, numbers)` return new lists. The
-# decay multiplies the weights by a number a little below 1, before the step.
+# `_foreach_lerp_(xs, ys, w)` moves each x towards y by the share w. `_foreach_addcmul_(xs, ys, zs, w)` adds w · y · z,
+# and `_foreach_addcdiv_(xs, ys, zs, ws)` adds w · y / z. `_foreach_sqrt` and `_foreach_div(xs, numbers)` return new
+# lists. The decay multiplies the weights by a number a little below 1, before the step.
 # </details>
 
 
@@ -539,8 +539,8 @@ class AdamW(torch.optim.Optimizer):
 tp.check(3, parameter_groups, AdamW)
 
 # %% [markdown]
-# **What does "decoupled" change?** Adam with "L2" adds the decay to the gradient, so $\sqrt{\hat v}$ divides it too. Here
-# the gradients are pure noise, so only the decay moves the weights, from 1.
+# **What does "decoupled" change?** Adam with "L2" adds the decay to the gradient, so $\sqrt{\hat v}$ divides it too.
+# Here the gradients are pure noise, so only the decay moves the weights, from 1.
 
 # %% jupyter={"source_hidden": true}
 SIZES = torch.tensor([0.01, 0.1, 1.0, 10.0])  # of the gradients
@@ -563,11 +563,12 @@ report.table({"weights after 1,000 steps": "{}"} | {f"gradients of {size:g}": "{
 # %% [markdown]
 # ## Clip, and accumulate
 #
-# **Clipping** bounds the length of *all* gradients together: where $\lVert g \rVert > c$, all are multiplied by $c / \lVert g
-# \rVert$.
+# **Clipping** bounds the length of *all* gradients together: where $\lVert g \rVert > c$, all are multiplied by $c /
+# \lVert g \rVert$.
 #
-# **Accumulation** must give *the same step* as one large batch. Padding has the label −100, which doesn't count. So divide the summed loss once, by the number of labels that count in
-# *all* micro-batches of all ranks. A mean of means weighs tokens of short texts more.
+# **Accumulation** must give *the same step* as one large batch. Padding has the label −100, which doesn't count. So
+# divide the summed loss once, by the number of labels that count in *all* micro-batches of all ranks. A mean of means
+# weighs tokens of short texts more.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -583,8 +584,8 @@ def average_over_ranks(parameters):
 # %% [markdown]
 # ### Balise 4 · Clip and accumulate · further · about 10 min
 #
-# - **`clip_gradients`** scales the gradients to a common norm of at most `max_norm`. No value may go to Python (`if norm
-#   > …`, `.item()`), since a GPU would wait. Use `torch._foreach_…`, not `clip_grad_norm_`. 2 lines.
+# - **`clip_gradients`** scales the gradients to a common norm of at most `max_norm`. No value may go to Python (`if
+#   norm > …`, `.item()`), since a GPU would wait. Use `torch._foreach_…`, not `clip_grad_norm_`. 2 lines.
 # - **`accumulated_step`** runs on every rank. Write `count`, the labels that count on all ranks, as a tensor on the
 #   labels' device (2 lines). Then write the `loss` of a micro-batch as its share of the mean over all labels, and its
 #   backward (2 lines). `average_over_ranks(parameters)` then replaces the gradients by their mean over the ranks, as
@@ -592,8 +593,8 @@ def average_over_ranks(parameters):
 #
 # <details><summary>Hint</summary>
 #
-# The norm of all is the norm of the norms: `torch._foreach_norm(gradients)`, `torch.stack`. `torch.clamp(…, max=1.0)` is an
-# `if` that doesn't read the value; add 1e-6 to the norm you divide by. `F.cross_entropy(logits, labels,
+# The norm of all is the norm of the norms: `torch._foreach_norm(gradients)`, `torch.stack`. `torch.clamp(…, max=1.0)`
+# is an `if` that doesn't read the value; add 1e-6 to the norm you divide by. `F.cross_entropy(logits, labels,
 # reduction="sum")` skips the labels −100. `dist.all_reduce(count)` sums a tensor over the ranks.
 # </details>
 
@@ -664,8 +665,8 @@ report.table(
 # %% [markdown]
 # ## Trust ratios: LARS and LAMB
 #
-# The most sensitive layer limits a rate that all layers share. LARS and LAMB (You and others, 2017 and 2020) scale the step
-# of each **layer** to its weights, by a *trust ratio*:
+# The most sensitive layer limits a rate that all layers share. LARS and LAMB (You and others, 2017 and 2020) scale the
+# step of each **layer** to its weights, by a *trust ratio*:
 #
 # $$r = c\;\frac{\lVert w \rVert}{\lVert u \rVert + \lambda \lVert w \rVert}, \qquad\text{and 1 where}\quad \lVert w \rVert = 0
 # \;\text{ or }\; \lVert u \rVert = 0 .$$
@@ -680,13 +681,13 @@ report.table(
 # ### Balise 5 · LARS and LAMB · further · about 9 min
 #
 # - **`trust_ratios`** returns $r$ of each pair, `(n,)`, without `if norm > 0`: on a GPU, the CPU would wait. 2 lines.
-# - **`LARS.step`**, **`LAMB.step`**: `updates` is the plain step of each weight, decay included. Multiply those of the matrices
-#   (`layers` has their indices) by their ratios, in one `torch._foreach_…` call: 2 lines and 1.
+# - **`LARS.step`**, **`LAMB.step`**: `updates` is the plain step of each weight, decay included. Multiply those of the
+#   matrices (`layers` has their indices) by their ratios, in one `torch._foreach_…` call: 2 lines and 1.
 #
 # <details><summary>Hint</summary>
 #
-# `torch.where(condition, ratios, 1.0)` chooses. `_foreach_mul_(some_updates, list(ratios))` works in place, also on a new
-# list of the same tensors.
+# `torch.where(condition, ratios, 1.0)` chooses. `_foreach_mul_(some_updates, list(ratios))` works in place, also on a
+# new list of the same tensors.
 # </details>
 
 
@@ -798,8 +799,8 @@ compared("LAMB", lambda model: LAMB(model.parameters(), lr=0.01, weight_decay=0.
 # %% [markdown]
 # ## Orthogonal steps: Muon
 #
-# A few singular values of a gradient matrix are much larger than the rest, so a step moves few directions. Muon (Jordan,
-# 2024) makes all directions equally long: of $M = U \Sigma V^\top$ it keeps $U V^\top$. Five rounds of a
+# A few singular values of a gradient matrix are much larger than the rest, so a step moves few directions. Muon
+# (Jordan, 2024) makes all directions equally long: of $M = U \Sigma V^\top$ it keeps $U V^\top$. Five rounds of a
 # *Newton-Schulz iteration* come close:
 #
 # $$X_0 = \frac{M}{\lVert M \rVert_F}, \qquad A = X X^\top,\qquad X \leftarrow a X + (b A + c A^2) X .$$
@@ -807,9 +808,9 @@ compared("LAMB", lambda model: LAMB(model.parameters(), lr=0.01, weight_decay=0.
 # ### Balise 6 · Muon · further · about 7 min
 #
 # - **`orthogonalise`**: write a round (2 lines). The first division is given.
-# - **`Muon.step`** orthogonalises the momentum of each matrix, into `updates`. Add them to the weights, times $-\alpha \cdot 0.2
-#   \sqrt{\max(\text{rows}, \text{columns})}$, in one `torch._foreach_…` call (1 line). The factor gives steps the
-#   size of AdamW's (Liu and others, 2025), which keeps biases, norms and the last layer.
+# - **`Muon.step`** orthogonalises the momentum of each matrix, into `updates`. Add them to the weights, times $-\alpha
+#   \cdot 0.2 \sqrt{\max(\text{rows}, \text{columns})}$, in one `torch._foreach_…` call (1 line). The factor gives
+#   steps the size of AdamW's (Liu and others, 2025), which keeps biases, norms and the last layer.
 #
 # <details><summary>Hint</summary>
 #
@@ -905,19 +906,19 @@ plt.show()
 #
 # ### Balise 7 · The gradient noise scale · about 9 min
 #
-# Data parallelism measures it for free: each of $N$ ranks has a gradient of $b$ samples before the all-reduce, and one of
-# $N b$ after it.
+# Data parallelism measures it for free: each of $N$ ranks has a gradient of $b$ samples before the all-reduce, and one
+# of $N b$ after it.
 #
-# - **`gradient_noise`** runs on every rank. The squared lengths are given: `small` of one rank's gradient (averaged over
-#   the ranks), `big` of everybody's. Solve for $\lVert G \rVert^2$ and $\operatorname{tr} \Sigma$. 2 lines.
-# - **`noise_scale`**: one number from many steps. A step's $\lVert G \rVert^2$ may be near zero or negative, which ruins a
-#   mean of quotients. Average numerator and denominator **separately**, then divide. 3 lines.
+# - **`gradient_noise`** runs on every rank. The squared lengths are given: `small` of one rank's gradient (averaged
+#   over the ranks), `big` of everybody's. Solve for $\lVert G \rVert^2$ and $\operatorname{tr} \Sigma$. 2 lines.
+# - **`noise_scale`**: one number from many steps. A step's $\lVert G \rVert^2$ may be near zero or negative, which
+#   ruins a mean of quotients. Average numerator and denominator **separately**, then divide. 3 lines.
 # - **`ranks_that_pay`**: the most ranks with an efficiency of at least `share`. 1 line.
 #
 # <details><summary>Hint</summary>
 #
-# The difference of the two equations has no $\lVert G \rVert^2$ in it. For efficiency $\ge$ share, solve for $B$, which is
-# ranks times batch, and round down.
+# The difference of the two equations has no $\lVert G \rVert^2$ in it. For efficiency $\ge$ share, solve for $B$,
+# which is ranks times batch, and round down.
 # </details>
 
 
@@ -960,8 +961,8 @@ def ranks_that_pay(noise, batch, share):
 tp.check(7, gradient_noise, noise_scale, ranks_that_pay)
 
 # %% [markdown]
-# Does it hold? We count the steps of plain SGD for seven batch sizes, each at its best rate of four. Then four ranks train
-# with 8 samples each, and your functions predict the bend from that one run.
+# Does it hold? We count the steps of plain SGD for seven batch sizes, each at its best rate of four. Then four ranks
+# train with 8 samples each, and your functions predict the bend from that one run.
 
 
 # %%
@@ -1093,8 +1094,8 @@ for name, (make, rates) in CONTESTANTS.items():
     ]
     (small_rate, small), (large_rate, large) = found
     rows.append((name, small[1], small_rate, large[1], large_rate, baseline[len(X)][0] / large[1]))
-report.table({"": "{}", "steps, batch 64": steps_said, "rate": "{:g}", "steps, batch 1,438": steps_said, "rate ": "{:g}",
-              "times fewer": "{:.1f}"}, rows)  # fmt: skip
+report.table({"": "{}", "steps, batch 64": steps_said, "rate": "{:g}", "steps, batch 1,438": steps_said,
+              "rate ": "{:g}", "times fewer": "{:.1f}"}, rows)  # fmt: skip
 first.shows(
     min(rows[1:], key=lambda row: row[3])[0],
     why="It lengthens the small directions within a matrix, which other steps hardly move.",
@@ -1103,15 +1104,15 @@ first.shows(
 # %% [markdown]
 # <details><summary>What to read from it</summary>
 #
-# SGD gains from the tuned rate alone, found for *this* batch. The optimizer gives the rest. Trust ratios help
-# where layers differ much, in dozens of layers and thousands of steps; here there are three layers. Well-tuned baselines
+# SGD gains from the tuned rate alone, found for *this* batch. The optimizer gives the rest. Trust ratios help where
+# layers differ much, in dozens of layers and thousands of steps; here there are three layers. Well-tuned baselines
 # raised doubts for large networks, too (Nado and others, 2021).
 # </details>
 #
 # ## Flat or sharp minima? · further
 #
-# The lecture's picture: large batches end in sharp minima, which generalise worse (Keskar and others, 2017). The largest
-# eigenvalue of the Hessian measures sharpness. Networks train to a loss of 0.2:
+# The lecture's picture: large batches end in sharp minima, which generalise worse (Keskar and others, 2017). The
+# largest eigenvalue of the Hessian measures sharpness. Networks train to a loss of 0.2:
 
 # %% jupyter={"source_hidden": true}
 SHAPE = network().to("meta")  # what a network computes; the weights come from elsewhere
@@ -1203,14 +1204,14 @@ plt.show()
 #
 # - **`Batches.__iter__`**, a generator, yields the rest of the epoch. `self.done` counts the batches handed out. A
 #   checkpoint written in the loop's body must contain the number of the *next* batch. 2 lines.
-# - **`save_checkpoint`**: a job may be killed while it writes, so write to another file of the same folder, then let it
-#   replace the old one. 3 lines.
+# - **`save_checkpoint`**: a job may be killed while it writes, so write to another file of the same folder, then let
+#   it replace the old one. 3 lines.
 # - **`load_checkpoint`** sets the random states last, since loading a part may draw random numbers. 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# In a generator, code after `yield` runs only when the next batch is asked for. `Path.replace` takes another file's place
-# at once. `torch.load(..., weights_only=True)` never runs code from the file. Use `random_states` and
+# In a generator, code after `yield` runs only when the next batch is asked for. `Path.replace` takes another file's
+# place at once. `torch.load(..., weights_only=True)` never runs code from the file. Use `random_states` and
 # `set_random_states`.
 # </details>
 
@@ -1309,7 +1310,8 @@ report.table({"resumed without": "{}", "the final weights are": "{}"}, rows)
 # ## Past this machine · further
 #
 # For language models, Kaplan and others (2020) fitted the batch size of the bend to the loss $L$ in nats:
-# $B_\text{crit} \approx 2 \cdot 10^8 \text{ tokens} \cdot L^{-1/0.21}$. With the planner's time of a step, you get an estimate:
+# $B_\text{crit} \approx 2 \cdot 10^8 \text{ tokens} \cdot L^{-1/0.21}$. With the planner's time of a step, you get an
+# estimate:
 
 # %%
 PARAMETERS, TOKENS = 1.3e9, 2048  # of the model; tokens a GPU and step
@@ -1336,28 +1338,30 @@ report.table({"loss": "{}", "GPUs": "{:,}", "batch efficiency": "{:.0%}", "messa
               "times as fast as one": "{:,.0f}", "times its GPU hours": "{:.1f}"}, rows)  # fmt: skip
 
 # %% [markdown]
-# A throughput benchmark sees only the message efficiency. The batch efficiency is why, beyond some hundreds of GPUs, you
-# split the *model*, too.
+# A throughput benchmark sees only the message efficiency. The batch efficiency is why, beyond some hundreds of GPUs,
+# you split the *model*, too.
 #
 # ## Questions
 #
-# **1.** From 8 to 64 GPUs, with the same batch on each and the same epochs, accuracy falls by two points. What do you try?
+# **1.** From 8 to 64 GPUs, with the same batch on each and the same epochs, accuracy falls by two points. What do you
+# try?
 #
 # <details><summary>Answer</summary>
 #
-# First the schedule: find the rate again, with a warm-up (eight times is an upper limit). Then another optimizer, at its
-# own tuned rate. Then measure the noise scale: if the new batch is far beyond it, use fewer GPUs or train longer.
+# First the schedule: find the rate again, with a warm-up (eight times is an upper limit). Then another optimizer, at
+# its own tuned rate. Then measure the noise scale: if the new batch is far beyond it, use fewer GPUs or train longer.
 # </details>
 #
 # **2.** A library divides the sum of 8 micro-batches' mean losses by 8. When is this right?
 #
 # <details><summary>Answer</summary>
 #
-# Only when all have the same number of tokens that count. Averaging the ranks' means repeats the mistake. Add the sums, and
-# divide once.
+# Only when all have the same number of tokens that count. Averaging the ranks' means repeats the mistake. Add the
+# sums, and divide once.
 # </details>
 #
-# **3.** The noise scale grows during training, often tenfold. What follows for a machine booked for the whole training?
+# **3.** The noise scale grows during training, often tenfold. What follows for a machine booked for the whole
+# training?
 #
 # <details><summary>Answer</summary>
 #
@@ -1367,9 +1371,9 @@ report.table({"loss": "{}", "GPUs": "{:,}", "batch efficiency": "{:.0%}", "messa
 #
 # ## To remember
 #
-# **A larger batch buys precision, not steps.** Up to the gradient noise scale that's a good bargain; beyond it, more ranks
-# save less and less. Find the rate *for the batch*: warm up, stay high, bring it down at the end. Compare optimizers at
-# their own tuned rates, with several seeds. Save everything the next step depends on.
+# **A larger batch buys precision, not steps.** Up to the gradient noise scale that's a good bargain; beyond it, more
+# ranks save less and less. Find the rate *for the batch*: warm up, stay high, bring it down at the end. Compare
+# optimizers at their own tuned rates, with several seeds. Save everything the next step depends on.
 
 # %%
 tp.progress()
