@@ -1,15 +1,14 @@
 # %% [markdown]
 # # The race: the shortest honest time to a target · about 95 min, core 55
 #
-# In 2018, Stanford's DAWNBench asked who could train a network to a given accuracy in the shortest time. A small fast.ai team beat Google and Intel, with tricks that anyone can
-# write. MLPerf, which followed, is the race that the industry runs today. Its rules block the usual ways to fool yourself.
+# Who trains a network to a given accuracy first? MLPerf is the race that the industry runs, and its rules block the
+# usual ways to fool yourself. Here you write the stopwatch, the scoring rule, the audit and a trick. Then anything
+# that this course taught is allowed.
 #
-# Here you write the stopwatch, the scoring rule, the audit and one of those tricks. After that the race is yours, and everything that this course taught is allowed.
-#
-# **What you will gain.** You'll reach the same accuracy with **two to three times fewer pixels** than the baseline. You'll be able to say whether that is a gain or luck, whether an entry is honest, and what
-# a run costs in euros and CO₂.
+# **What you will gain.** Operations (FLOP) to the target, counted. You'll reach the same accuracy with **two to three
+# times fewer operations** than the baseline, and you'll know whether that is a gain or luck.
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 import copy
 import functools
 import itertools
@@ -25,6 +24,7 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from dlojz_tp import course, data, measure, planner, recorded, report, scale, todo
 from dlojz_tp.measure import tracking
@@ -34,7 +34,7 @@ from dlojz_tp.training.race_data import RULES, Log, Photos
 tp = course.open("25_race")
 tp
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 FULL = scale() == "full"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 torch.set_num_threads(1)  # the network is small: a second thread waits more than it works
@@ -52,7 +52,7 @@ photos
 #
 # $$\text{time to target} \;=\; \underbrace{\text{steps to target}}_{\text{how much a step teaches}} \times \underbrace{\text{seconds per step}}_{\text{what this course made shorter}}$$
 #
-# A trick that halves one factor and doubles the other gains nothing. So a race fixes the accuracy and lets the clock decide.
+# A trick that halves one factor and doubles the other gains nothing.
 
 
 # %% jupyter={"source_hidden": true}
@@ -80,9 +80,9 @@ draw_idea()
 # %% [markdown]
 # ## Baseline
 #
-# A small residual network sees a patch of 32 × 32 pixels and says which of 15 photographs it was cut from. Training and validation patches come from separate regions.
-# `photos` gives each image a number. `photos.read(numbers)` returns images to train on, `(b, 3, 32, 32)`, and labels. `photos.evaluate(model)` reads all validation images and returns the accuracy. Both
-# log which images they read.
+# A small residual network sees a patch of 32 × 32 pixels and says which of 15 photographs it was cut from.
+# `photos.read(numbers)` returns training images, `(b, 3, 32, 32)`, and labels. `photos.evaluate(model)` reads all
+# validation images and returns the accuracy. Both log which images they read.
 
 
 # %% tags=["setup"]
@@ -129,19 +129,21 @@ def train(photos, plan, seed, shrink=None, after=None):
 # %% [markdown]
 # ## The stopwatch
 #
-# MLPerf's rules say when the clock runs: it starts before anything touches the data, never pauses, keeps running during evaluation, and stops
-# as soon as the target is reached (*MLPerf Training Rules*, section "Run Results").
+# By MLPerf's rules, the clock starts before anything touches the data, never pauses, keeps running during evaluation,
+# and stops as soon as the target is reached.
 #
 # ### Balise 1 · A timed run · about 12 min
 #
-# Write `timed_run`. `train(seed)` is a generator, such as the one above with its photos and plan filled in: each `next` trains up to the next evaluation and yields the model. `train` may read data once it
-# is called. `evaluate(model)` returns the accuracy. Put the model into evaluation mode first, and back into training mode afterwards.
+# Write `timed_run`. `train(seed)` is a generator, such as the one above with its photos and plan filled in: each
+# `next` trains up to the next evaluation and yields the model.
 #
-# Return the seconds and the curve: for each evaluation, the seconds from start to its end, and the accuracy. A run that misses the target takes `math.inf` seconds. `clock()` gives seconds. About 9 lines.
+# Return the seconds and the curve: for each evaluation, the seconds from start to its end, and the accuracy. About 9
+# lines.
 #
 # <details><summary>Hint</summary>
 #
-# `for model in train(seed):` drives the generator. `return` inside the loop abandons the generator: it trains no further step.
+# `for model in train(seed):` drives the generator. `return` inside the loop abandons the generator: it trains no
+# further step.
 # </details>
 
 
@@ -170,14 +172,11 @@ def timed_run(train, evaluate, target, seed, clock=time.perf_counter):
 # %%
 tp.check(1, timed_run)
 
-# %% [markdown]
-# Five runs of the baseline differ only in the seed. Guess.
-
 # %%
 spread = tp.predict("Slowest of five runs over the fastest: what is the ratio of times to the target?", ...)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def warm_up():
     """Load what PyTorch loads on its first step. MLPerf allows it off the clock if no data is touched."""
     model = network(2)
@@ -185,6 +184,20 @@ def warm_up():
     torch.optim.SGD(model.parameters(), PEAK, momentum=0.9).step()
 
 
+@functools.cache
+def image_flop(size):
+    """Operations of forward and backward for one image of size × size pixels, counted."""
+    with FlopCounterMode(display=False) as counter:
+        network(photos.classes)(torch.zeros(2, 3, size, size, device=DEVICE)).sum().backward()
+    return counter.get_total_flops() / 2
+
+
+def operations(flop):
+    """Operations in words, such as 6.01 GFLOP."""
+    return "not reached" if math.isinf(flop) else f"{flop / 1e9:.1f} GFLOP"
+
+
+# %%
 def five_runs(entry, seeds=SEEDS):
     """[(seconds, curve, log)], one run per seed. entry: entry(seed=...) is a generator like train."""
     runs = []
@@ -198,31 +211,44 @@ def five_runs(entry, seeds=SEEDS):
     return runs
 
 
+def work(plan, seconds, curve):
+    """Operations of training until the target; math.inf if it was never reached."""
+    done = sum(image_flop(size) * batch for epoch in plan[: len(curve)] for size, batch, _ in epoch)
+    return done if math.isfinite(seconds) else math.inf
+
+
 PLAN = same_size(len(photos.train))
 warm_up()
 baseline = five_runs(functools.partial(train, photos, PLAN))
-times = [seconds for seconds, _, _ in baseline]
-print("seconds to the target:", *(f"{seconds:.2f}" for seconds in times))
-spread.shows(max(times) / min(times), "× {:.2f}", "If a trick gains less than this spread, one run can't tell it from a lucky seed.")
+times, works = [run[0] for run in baseline], [work(PLAN, *run[:2]) for run in baseline]
+report.table(
+    {"baseline, seed": "{}", "seconds to the target": "{:.2f}", "operations": operations},
+    list(zip(SEEDS, times, works)),
+)
+spread.shows(
+    max(times) / min(times),
+    "× {:.2f}",
+    "If a trick gains less than this spread, one run can't tell it from a lucky seed.",
+)
 
 # %% [markdown]
 # ## The result
 #
-# One run says little, so MLPerf wants several: five for vision. The fastest and the slowest are dropped, and the result is the mean of the others. A run that never reached the target counts as the slowest.
-# With two such runs there is no result.
+# MLPerf wants several runs: five for vision. The fastest and the slowest are dropped, and the result is the mean of
+# the others. A run that never reached the target counts as the slowest.
 #
 # ### Balise 2 · A result, and how sure it is · about 9 min
 #
-# **`result(seconds)`** is this mean for three or more runs, or `math.inf` if there is no result.
+# **`result(seconds)`** is this mean. 2 lines.
 #
-# **`speedup(reference, entry)`** divides the reference's result by the entry's, so higher is better. It also says how far luck could move this ratio, by the *bootstrap*: from each list, draw as many runs as it
-# has, with replacement, and compute the ratio of the two results. Do this `draws` times. Nine of ten ratios lie between their 5 % and 95 % quantiles. Skip draws where either list has no result.
-#
-# Return the ratio and both quantiles. 2 and 5 lines.
+# **`speedup(reference, entry)`** divides the reference's result by the entry's. It also says how far luck could move
+# this ratio, by the *bootstrap*: `draws` times, draw as many runs from each list as it has, with replacement, and
+# compute the ratio of the two results. Return the ratio and the 5 % and 95 % quantiles of the draws. 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Python sorts `math.inf` to the end, and a mean with it is `math.inf`. `random.Random(seed).choices(runs, k=len(runs))` draws with replacement.
+# Python sorts `math.inf` to the end, and a mean with it is `math.inf`. `random.Random(seed).choices(runs,
+# k=len(runs))` draws with replacement.
 # </details>
 
 
@@ -257,7 +283,7 @@ def speedup(reference, entry, draws=2000, seed=0):
 tp.check(2, result, speedup)
 
 # %% [markdown]
-# How far does luck alone go? Here the baseline races itself, with other seeds.
+# How far does luck go? Here the baseline races itself, with other seeds.
 
 # %%
 again = five_runs(lambda seed: train(photos, PLAN, 100 + seed))
@@ -267,26 +293,17 @@ print(f"the baseline is {ratio:.2f} times as fast as itself; nine of ten draws l
 # %% [markdown]
 # ## The audit
 #
-# A good result is easy to fake: train on validation images, start from weights that have seen them, or pause the clock. Most people who do so don't mean to cheat. So each run
-# writes a log that anybody can check. Ours follows MLPerf's format, one JSON line per event:
+# A good result is easy to fake, even without meaning to: train on validation images, start from weights that have seen
+# them, pause the clock. So each run writes a log that anybody can check. Ours follows MLPerf's format:
 
 # %%
 print(*(line[:160] for line in str(baseline[0][2]).splitlines()[:4]), sep="\n")
 
 # %% [markdown]
-# ### Balise 3 · Which rules are broken? · about 14 min
+# ### Balise 3 · Which rules are broken? · further · about 14 min
 #
-# A log is a list of events in order of time: dictionaries with `"time_ms"`, `"key"` and `"value"`. These keys occur once: `seed`; `weights_from`, the origin of the weights; `run_start`; `run_stop`; `result`, the claimed seconds. Each `train_read` and
-# `eval_read` holds the image numbers as its value; one `eval_read` is one evaluation. Ignore other keys.
-#
-# For each run, note which of `RULES` it breaks. `warm start` is done as an example.
-#
-# - `validation images`, `test images`: a validation image is read for training; a test image is ever read.
-# - `sparse evaluation`: over `every` images are read for training without an evaluation, or an evaluation leaves a validation image out.
-# - `clock`: images are read before `run_start`, or `result` is below 99 % of the time from `run_start` to `run_stop`.
-# - `seed`: another run shares it.
-#
-# `sparse evaluation` follows MLPerf; `seed` is ours. About 11 lines.
+# For each run, note which of `RULES` it breaks. The docstring says what each rule forbids, and `warm start` is done as
+# an example. About 11 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -300,6 +317,13 @@ def audit(logs, validation, test, every):
 
     logs: one list of {"time_ms", "key", "value"} events per run, in time order. validation, test: sets of image numbers.
     every: most images read for training without an evaluation: before the first, between two, after the last.
+    Keys: seed, weights_from, run_start, run_stop and result (the claimed seconds) occur once. Each train_read and
+    eval_read has the image numbers as its value; one eval_read is one evaluation. Ignore other keys.
+
+    validation images, test images: a validation image is read for training; a test image is ever read.
+    sparse evaluation: over `every` images without an evaluation, or one that leaves a validation image out.
+    clock: images are read before run_start, or result is below 99 % of the time from run_start to run_stop.
+    seed: another run shares it.
     """
     broken = {rule: [] for rule in RULES}
     seeds = Counter(event["value"] for log in logs for event in log if event["key"] == "seed")
@@ -332,10 +356,10 @@ def audit(logs, validation, test, every):
 tp.check(3, audit)
 
 # %% [markdown]
-# Three teams hand in their logs. The first is the baseline. What did the other two do wrong?
+# Three teams hand in their logs. What did the second and third do wrong?
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def with_validation(seed):
     """The baseline, but 300 validation images are read for training."""
     inside = photos.validation[::5]
@@ -359,23 +383,21 @@ show_audits()
 # %% [markdown]
 # ## Small pictures first
 #
-# A network with global average pooling takes images of any size. In 2018, fast.ai trained the first epochs on small images: a network first learns colours and textures, and a quarter of the pixels shows them. The
-# last epochs see the full size. The batch can grow as the images shrink, to keep the pixels per step constant.
+# A network with global average pooling takes images of any size. Early on it learns colours and textures, and a
+# quarter of the pixels shows them. So train the first epochs on small images (fast.ai, 2018).
 #
 # ### Balise 4 · Progressive resizing · about 11 min
 #
-# **`resized(x, size)`** scales images, `(b, c, h, w)`, to `size` × `size`: bilinear and antialiased, since plain bilinear skips pixels below half the size.
+# **`resized(x, size)`** scales images, `(b, c, h, w)`, to `size` × `size`: bilinear and antialiased. 3 lines.
 #
-# **`progressive(sizes, images, batch, peak, pixels)`** returns a plan like `same_size`, with one epoch per size in `sizes`:
-#
-# - A step takes `batch` images, and the rate peaks at `peak`. With a budget of `pixels`, it takes as many as fit, from one to all, and its rate scales with the batch.
-# - An epoch has as many full batches as `images` fill. Over all epochs the rate follows `one_cycle` once: step `k` of `n`, from 0, has share `(k + 0.5) / n`.
-#
-# 3 and 4 lines.
+# **`progressive(sizes, images, batch, peak, pixels)`** returns a plan like `same_size`, with one epoch per size. With
+# a budget of `pixels`, a step takes as many images as fit, from one to all, and its rate scales with the batch. Over
+# all epochs the rate follows `one_cycle` once: step `k` of `n`, from 0, has share `(k + 0.5) / n`. 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `F.interpolate(..., mode="bilinear", antialias=True)`. First list each epoch's batch and step count; then the rates, counting over all epochs.
+# `F.interpolate(..., mode="bilinear", antialias=True)`. First list each epoch's batch and step count; then the rates,
+# counting over all epochs.
 # </details>
 
 
@@ -401,7 +423,10 @@ def progressive(sizes, images, batch, peak, pixels=None):
     batches = [min(images, max(1, pixels // size**2)) if pixels else batch for size in sizes]
     steps = [images // b for b in batches]
     shares = iter([(k + 0.5) / sum(steps) for k in range(sum(steps))])
-    return [[(size, b, peak * b / batch * one_cycle(next(shares))) for _ in range(n)] for size, b, n in zip(sizes, batches, steps)]
+    return [
+        [(size, b, peak * b / batch * one_cycle(next(shares))) for _ in range(n)]
+        for size, b, n in zip(sizes, batches, steps)
+    ]
     # END SOLUTION
 
 
@@ -409,81 +434,67 @@ def progressive(sizes, images, batch, peak, pixels=None):
 tp.check(4, resized, progressive)
 
 # %% [markdown]
-# This plan has more epochs than the baseline and fewer pixels in all. Guess.
+# This plan has more epochs than the baseline, and fewer pixels in all.
 
 # %%
-gain = tp.predict("By the result of five runs, how many times as fast as the baseline is progressive resizing?", ...)
+gain = tp.predict("How many times fewer operations does progressive resizing need to the target?", ...)
 
 # %%
 SIZES = [16, 16, 16, 24, 24, 32] if not FULL else [16] * 4 + [24] * 4 + [32] * 4
-
-
-def work(plan, curve):
-    """Work until the curve ends, in full-size epochs: 1 is one epoch of the baseline."""
-    pixels = sum(size**2 * batch for epoch in plan[: len(curve)] for size, batch, _ in epoch)
-    return pixels / SIDE**2 / len(photos.train)
-
-
 small_first = progressive(SIZES, len(photos.train), BATCH, PEAK)
 runs = five_runs(functools.partial(train, photos, small_first, shrink=resized))
-
-
-def show_gain():
-    fast = [seconds for seconds, _, _ in runs]
-    for name, plan, each in (("same size", PLAN, baseline), ("small first", small_first, runs)):
-        works = sorted(work(plan, curve) for _, curve, _ in each)
-        seconds = ", ".join(f"{s:.2f}" for s, _, _ in each)
-        print(f"{name:<12} {works[len(works) // 2]:.2f} full-size epochs to the target (median); seconds: {seconds}")
-    ratio, low, high = speedup(times, fast)
-    print(f"result: {ratio:.2f} times as fast; nine of ten draws lie between {low:.2f} and {high:.2f}")
-    gain.shows(ratio, "× {:.2f}", "Small images save time, but not in proportion: part of a step is fixed cost.")
-
-
-show_gain()
+fast, fewer = [run[0] for run in runs], [work(small_first, *run[:2]) for run in runs]
+report.table(
+    {"result of five runs": "{}"} | dict.fromkeys(("baseline", "small first", "ratio", "low", "high"), "{:.2f}"),
+    [("GFLOP to the target", result(works) / 1e9, result(fewer) / 1e9, *speedup(works, fewer)),
+     ("seconds", result(times), result(fast), *speedup(times, fast))],
+)  # fmt: skip
+gain.shows(
+    speedup(works, fewer)[0],
+    "× {:.2f}",
+    "An early epoch of 16 × 16 pixels costs a quarter, and teaches nearly as much.",
+)
 
 
 # %% jupyter={"source_hidden": true}
 def draw_gain():
     _, axes = plt.subplots(1, 2, figsize=(9.5, 3.3), layout="constrained", sharey=True)
-    for k, (name, plan, each) in enumerate(
-        (("same size", PLAN, baseline), ("small first", small_first, runs))
-    ):
+    for k, (name, plan, each) in enumerate((("same size", PLAN, baseline), ("small first", small_first, runs))):
         for i, (_, curve, _) in enumerate(each):
             accuracies = [accuracy for _, accuracy in curve]
-            label = name if i == 0 else None
-            works = [work(plan, curve[: n + 1]) for n in range(len(curve))]
-            axes[0].plot([seconds for seconds, _ in curve], accuracies, ".-", color=f"C{k}", alpha=0.7, label=label)
-            axes[1].plot(works, accuracies, ".-", color=f"C{k}", alpha=0.7)
-    for ax, label in zip(axes, ("seconds, measured", "work, full-size epochs")):
+            done = [work(plan, 0.0, curve[: n + 1]) / 1e9 for n in range(len(curve))]
+            axes[0].plot(done, accuracies, ".-", color=f"C{k}", alpha=0.7, label=name if i == 0 else None)
+            axes[1].plot([seconds for seconds, _ in curve], accuracies, ".-", color=f"C{k}", alpha=0.7)
+    for ax, label in zip(axes, ("operations of training (GFLOP)", "seconds, measured")):
         ax.axhline(TARGET, color="#777777", lw=1)
         ax.set(xlabel=label, xlim=(0, None))
-    axes[0].set(ylabel="validation accuracy")
+    axes[0].set(ylabel="validation accuracy", title="Five runs each, until the target")
     axes[0].legend(loc="lower right")
-    axes[0].set_title("Five runs each, until the target")
     plt.show()
 
 
 draw_gain()
 
 # %% [markdown]
-# <details><summary>What to see</summary>
+# <details><summary>Why do seconds gain less?</summary>
 #
-# We ran ten sets of five seeds, with AVX-512 and held to AVX2. The median was 2.9 or 3.9 epochs of full size for the baseline, and 1.3 or 1.8 for small images first: two to three times fewer pixels in each set.
-# In seconds the gain is small on this machine: 0.97 to 1.35 times in these sets, and 1.15 in the median. A step on 16 × 16 pixels takes about 60 % of the time of one on 32 × 32 here, not a quarter: the optimizer and PyTorch's calls don't depend on pixels. With a larger network or larger images they weigh less.
+# Each of ten sets of five seeds needed two to three times fewer operations. In seconds the gain was 0.97 to 1.35
+# times: on two cores a step on 16 × 16 pixels takes about 60 % of the time of one on 32 × 32, not a quarter, because
+# the optimizer and PyTorch's calls don't depend on pixels. With a larger network they weigh less.
 # </details>
-
-# %% [markdown]
+#
 # ## Rectangles · further
 #
-# Photographs are not square. Validation usually cuts out the centre and loses the border, or squashes the image. But global average pooling takes rectangles, too. Sort the images by aspect ratio, and one
-# shape nearly fits each image of a batch.
+# Photographs aren't square. Instead of cutting or squashing them for validation, sort them by aspect ratio: then one
+# rectangle nearly fits each image of a batch.
 #
 # ### Balise 5 · Rectangular validation · further · about 13 min
 #
-# **`rectangles(shapes, batch, short)`** groups images, given the `(height, width)` of each. Sort by height / width and cut into batches of `batch`; the last may be smaller. Each batch gets one shape: its short side is `short`, its long side a multiple of
-# STRIDE, and before rounding its height / width lies within the batch's range. Return `[(numbers, (height, width)), ...]`.
+# **`rectangles(shapes, batch, short)`** sorts images by height / width and cuts them into batches; the last may be
+# smaller. Each batch gets one shape. 6 lines.
 #
-# **`predict(model, images, batch, short)`** returns the class of each image, `(n,)`, in the order of `images`, a list of `(3, h, w)` tensors. Resize each batch from `rectangles`, antialiased; run the model once on it. 6 and 3 lines.
+# **`predict(model, images, batch, short)`** resizes each batch from `rectangles`, antialiased, and runs the model once
+# on it. 3 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -531,7 +542,7 @@ def predict(model, images, batch, short):
 tp.check(5, rectangles, predict)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def show_rectangles():
     """One network, three ways to show it 600 images with aspect 1:2 to 2:1."""
     *_, model = train(Photos.of(CELLS, DEVICE), small_first, seed=0, shrink=resized)
@@ -551,21 +562,20 @@ def show_rectangles():
 show_rectangles()
 
 # %% [markdown]
-# Both ways that show the whole image beat the crop. Between the two, 600 images can't decide: one standard error is about two points. Rectangles also cost more pixels. The winner depends on the training images, so measure yours.
-
-# %% [markdown]
+# Both ways that show the whole image beat the crop. Between those two, 600 images can't decide.
+#
 # ## An average of the weights · further
 #
-# While the rate is high, the weights circle a minimum without reaching it. Their average is nearer, and costs one pass over them per step:
+# While the rate is high, the weights circle a minimum without reaching it. Their average is nearer:
 #
 # $$\bar w \;\leftarrow\; d\, \bar w + (1 - d)\, w, \qquad d = \min\left(\text{decay},\ \frac{1 + t}{10 + t}\right)$$
 #
-# Here $t$ = 1, 2, … counts the updates. Early on, $d$ is small, so the average soon forgets the random start.
+# Here $t$ = 1, 2, … counts the updates.
 #
 # ### Balise 6 · A weight average · further · about 12 min
 #
-# Write `WeightAverage`, which begins with a copy of the model's weights. **`update(model)`** moves parameters and floating-point buffers, such as batch norm's running mean, by the formula. Integer buffers, such as its batch counter, are copied. The average
-# owns its memory and needs no gradient. **`into(model)`** copies it into a like model. 1, 7 and 1 lines.
+# Write `WeightAverage`. **`update(model)`** moves parameters and floating-point buffers by the formula, and copies
+# integer buffers. **`into(model)`** copies the average into a like model. 1, 7 and 1 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -575,7 +585,10 @@ show_rectangles()
 
 # %% tags=["balise-6"]
 class WeightAverage:
-    """An exponential moving average of all parameters and floating-point buffers of a model."""
+    """An exponential moving average of all parameters and floating-point buffers of a model.
+
+    It owns its memory and needs no gradient.
+    """
 
     def __init__(self, model, decay):
         """Start from a copy of the model's weights. decay: the most of the average an update keeps."""
@@ -608,7 +621,7 @@ class WeightAverage:
 tp.check(6, WeightAverage)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def show_average():
     """Accuracy of model and average after each epoch at a constant rate; then a race with PyTorch's average."""
     average, mean_model = None, network(photos.classes).eval()
@@ -632,24 +645,25 @@ def show_average():
 show_average()
 
 # %% [markdown]
-# The rate was constant here, so the weights never settled, and the average is far ahead. After one cycle the rate is near zero, and an average has little left to gain.
-
-# %% [markdown]
+# The rate was constant here, so the average is far ahead. After one cycle it has little left to gain.
+#
 # ## What it costs · further
 #
-# Time is not the only price. A machine draws power, and its building draws more for cooling: the *PUE* (power usage effectiveness) is the energy of the building divided by that of its machines. The grid then sets the grams of CO₂ per
-# kilowatt-hour.
+# Time isn't the only price. A building draws more power than its machines, for cooling: the factor is the *PUE* (power
+# usage effectiveness). The grid sets the grams of CO₂ per kWh.
 #
 # ### Balise 7 · Joules, euros, grams · further · about 10 min
 #
-# **`joules(counter, wrap)`**: a processor's energy counter (RAPL, in `/sys/class/powercap` on Linux) counts microjoules and wraps to 0 after `wrap` of them. From its readings `counter`, taken more than once per wrap, return the joules from first to last.
+# **`joules(counter, wrap)`**: a processor's energy counter (RAPL) counts microjoules and wraps to 0 after `wrap` of
+# them. It is read more than once per wrap. 1 line.
 #
-# **`cost(seconds, gpus, machine, grid)`** returns `(kWh, euros, grams)` of a job on `gpus` cards. The job holds whole nodes of `machine.gpus` cards. A node draws `base_watts`, each card `gpu_watts` if used and `idle_watts` if not. The building draws
-# `grid.pue` times as much, and kWh and grams count that. `machine.euros` is the price of an hour, for each node if `machine.per` is `"node"`, else for each used card. A kWh emits `grid.grams`. 1 and 6 lines.
+# **`cost(seconds, gpus, machine, grid)`**: the job holds whole nodes, idle cards included. kWh and grams count what
+# the building draws. 6 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Nodes: `math.ceil(gpus / machine.gpus)`. A kWh is 3.6 million joules. In Python, `(b - a) % wrap` is right even across a wrap.
+# Nodes: `math.ceil(gpus / machine.gpus)`. A kWh is 3.6 million joules. In Python, `(b - a) % wrap` is right even
+# across a wrap.
 # </details>
 
 
@@ -683,7 +697,10 @@ def joules(counter, wrap):
 
 
 def cost(seconds, gpus, machine, grid):
-    """(kWh, euros, grams of CO2) of a job of `seconds` on `gpus` cards, on as few whole nodes as hold them."""
+    """(kWh, euros, grams of CO2) of a job of `seconds` on `gpus` cards, on as few whole nodes as hold them.
+
+    Each node is billed if machine.per is "node", else each used card.
+    """
     # BEGIN SOLUTION
     nodes = math.ceil(gpus / machine.gpus)
     idle = nodes * machine.gpus - gpus
@@ -698,8 +715,8 @@ def cost(seconds, gpus, machine, grid):
 tp.check(7, joules, cost)
 
 # %% [markdown]
-# The lecture shows two DAWNBench entries, 13 months apart, on the same eight-V100 machine: ResNet-50 to 93 % (top 5) in 14 h 37 min 59 s for \$358.22, then in 1 h 44 min 34 s for \$42.66. Do the prices fit the hours?
-# The watts below are assumptions: 300 W is a V100's limit, and 1 kW stands for the rest of the node. The grids are those of 2023 (Ember, *Yearly Electricity Data*, by Our World in Data).
+# The lecture's two DAWNBench entries trained ResNet-50 on eight V100s in 14 h 38 min, and a year later in 1 h 45 min.
+# The watts below are assumptions.
 
 
 # %% jupyter={"source_hidden": true}
@@ -710,7 +727,10 @@ def show_costs():
         print(f"{name:<14} {price:7.2f} dollars at 24.48 an hour ({said} reported), about {kwh:.0f} kWh")
     for place, grams in {"France": 56, "USA": 369, "Germany": 381, "Poland": 662}.items():
         print(f"{place:<14} {cost(52679, 8, dollars, Grid(grams, 1.2))[2] / 1000:7.2f} kg CO2 for the first entry")
-    one = [cost(3600, 1, Machine(8, 1000, 300, 40, price, per), Grid(56, 1.2))[1] for price, per in ((24.48, "node"), (3.06, "gpu"))]
+    one = [
+        cost(3600, 1, Machine(8, 1000, 300, 40, price, per), Grid(56, 1.2))[1]
+        for price, per in ((24.48, "node"), (3.06, "gpu"))
+    ]
     print(f"one card for an hour: {one[0]:.2f} dollars billed by node, {one[1]:.2f} by card")
 
 
@@ -739,20 +759,16 @@ kwh, _, grams = cost(result(times), 1, laptop, Grid(56, 1.0))
 print(f"{watts:.0f} W ({source}): a run of the baseline takes {kwh * 3.6e6:.0f} J, in France {grams * 1000:.1f} mg CO2")
 
 # %% [markdown]
-# A run here costs next to nothing. Training BLOOM took 1,082,990 GPU hours at 400 W. At France's 57 g/kWh: 24.7 t of CO₂. With idle power and the machines' manufacture it was 50.5 t (Luccioni and others, 2022).
-
-# %% [markdown]
 # ## Your own entry · further
 #
-# Now use anything that you have learnt: sizes, batches, rates, another optimizer, label smoothing, averaging, a smaller network, `channels_last`, a compiled step. Only the target and the
-# evaluation are fixed.
+# Now use anything that you have learnt: sizes, batches, rates, another optimizer, averaging, a compiled step. Only the
+# target and the evaluation are fixed.
 #
 # ### Balise 8 · An entry · further · about 4 min
 #
-# Write `entry(photos, seed)`, a generator like `train`. It trains a new model from random weights and yields it at least once every `len(photos.train)` images read, and after the last image. `photos.train` is the range of the training images' numbers, `photos.classes` the number of
-# classes. Log `seed` and `weights_from`, as `train` does.
-#
-# The check runs your entry with two seeds on a small, easy data set, which takes a few seconds. It audits the logs, asks for a good accuracy at the end, and counts operations: all epochs together may use at most half the baseline's. Any number of lines.
+# Write `entry(photos, seed)`, a generator like `train`, with its logs. The check runs it with two seeds on a small,
+# easy data set. It audits the logs, asks for a good accuracy, and counts operations: all epochs together may use at
+# most half the baseline's. Any number of lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -765,7 +781,8 @@ def entry(photos, seed):
     """An entry in the race: yields its model at least once every len(photos.train) images it reads, and after the
     last. Weights start random.
 
-    photos: a Photos with any number of classes and images. seed: for all random numbers; log it.
+    photos: a Photos with any number of classes and images: photos.train is the range of the training images' numbers,
+    photos.classes the number of classes. seed: for all random numbers; log it, and weights_from, as train does.
     """
     # BEGIN SOLUTION
     sizes = [16, 16, 16, 24, 24]
@@ -776,16 +793,15 @@ def entry(photos, seed):
 # %%
 tp.check(8, entry)
 
-# %% [markdown]
-# You have five runs of the baseline. Here are five of your entry.
-
-# %%
+# %% jupyter={"source_hidden": true}
 mine = five_runs(lambda seed: entry(photos, seed))
 
 
 def show_race():
     ratio, low, high = speedup(times, [seconds for seconds, _, _ in mine])
-    print(f"your entry is {ratio:.2f} times as fast as the baseline; nine of ten draws lie between {low:.2f} and {high:.2f}")
+    print(
+        f"your entry is {ratio:.2f} times as fast as the baseline; nine of ten draws lie between {low:.2f} and {high:.2f}"
+    )
     broken = audit([log.events for _, _, log in mine], set(photos.validation), set(), every=len(photos.train))
     print({rule: runs for rule, runs in broken.items() if runs} or "it breaks no rule")
 
@@ -795,13 +811,13 @@ show_race()
 # %% [markdown]
 # ## What each gained · further
 #
-# One change at a time, then several: medians of five runs each. All runs take two minutes, so these were recorded; `measure_gains()` reruns them.
+# One change at a time, then several: medians of five recorded runs each.
 
 
 # %% jupyter={"source_hidden": true}
 def measure_gains():
-    """[(change, median work to the target, median seconds, median best accuracy, runs that reached the target)]."""
-    n, rows = len(photos.train), []
+    """[(change, full-size epochs of work to the target, seconds, best accuracy: medians; runs that reached it)]."""
+    n, rows, one_epoch = len(photos.train), [], len(photos.train) * image_flop(SIDE)
     constant = [[(size, batch, PEAK / 3) for size, batch, _ in epoch] for epoch in PLAN]
     grown = progressive(SIZES, n, BATCH, PEAK, pixels=BATCH * SIDE**2)
     short = progressive([16, 16, 16, 24, 24], n, BATCH, PEAK)
@@ -816,7 +832,7 @@ def measure_gains():
     }
     for name, (plan, extra) in arms.items():
         runs = five_runs(functools.partial(averaged if extra else train, photos, plan, shrink=resized))
-        works = [work(plan, curve) if math.isfinite(seconds) else math.inf for seconds, curve, _ in runs]
+        works = [work(plan, seconds, curve) / one_epoch for seconds, curve, _ in runs]
         best = [max(accuracy for _, accuracy in curve) for _, curve, _ in runs]
         middle = len(runs) // 2
         reached = sum(map(math.isfinite, works))
@@ -840,9 +856,18 @@ def averaged(photos, plan, seed, shrink):
 
 def show_gains():
     rows = recorded.once("25_race", "gains", measure_gains)
-    print(f"{'':<34}work  seconds   best  reached   ({recorded.where('25_race') or 'just measured'})")
-    for name, works, seconds, best, reached in rows:
-        print(f"{name:<34}{works:4.2f}  {seconds:7.2f}  {best:5.3f}  {reached} of 5")
+    print(recorded.where("25_race") or "just measured")
+    whole = len(photos.train) * image_flop(SIDE)  # operations of an epoch at full size
+    report.table(
+        {
+            "change": "{}",
+            "operations": operations,
+            "seconds": "{:.2f}",
+            "best accuracy": "{:.3f}",
+            "reached": "{} of 5",
+        },
+        [(name, epochs * whole, *rest) for name, epochs, *rest in rows],
+    )
 
 
 show_gains()
@@ -850,20 +875,17 @@ show_gains()
 # %% [markdown]
 # <details><summary>What helped, and what did not</summary>
 #
-# Small images first need the fewest pixels. An average of the weights makes a constant rate as good as one cycle; on top of small images it raises the accuracy, but no epoch earlier. Leaving out the full size changes little, because the
-# target comes before it.
-#
-# Batches that grow as images shrink did *not* help: they take twice the pixels, and one run of five misses the target. With 1,500 images a batch of 128 leaves 11 steps an epoch. A constant rate alone is worst. And the baseline was lucky with these five seeds: nearly all other sets
-# took 3.9 epochs.
+# Small images first need the fewest operations. An average of the weights makes a constant rate as good as one cycle.
+# Leaving out the full size changes little, because the target comes before it. Batches that grow as images shrink did
+# *not* help: with 1,500 images a batch of 128 leaves 11 steps an epoch. And the baseline was lucky with these five
+# seeds: nearly all other sets took 3.9 epochs.
 # </details>
 #
-# ### Keep what you ran
-#
-# A run that nobody can repeat is worth nothing. So record each run as a row: settings, code, data, curve and cost. `tracking.note` writes plain files that TensorBoard reads (`tensorboard --logdir FOLDER`,
-# page *HPARAMS*). If MLflow is installed (the extra `tracking`), it gets a copy.
+# A run that nobody can repeat is worth nothing. `tracking.note` records settings, code, data, curve and cost for
+# TensorBoard, and for MLflow if it's installed:
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def show_runs():
     with tempfile.TemporaryDirectory() as folder:  # use your own to keep them
         for name, sizes, each in (("baseline", [SIDE] * EPOCHS, baseline), ("small first", SIZES, runs)):
@@ -871,33 +893,25 @@ def show_runs():
             for seed, (seconds, curve, _) in enumerate(each[:3]):
                 kwh, _, grams = cost(curve[-1][0], 1, laptop, Grid(56, 1.0))
                 spent = {"kWh": kwh, "g CO2": grams}
-                tracking.note(folder, name, config | {"seed": seed}, seconds, curve, data_version=CELLS.version, cost=spent)
+                tracking.note(
+                    folder, name, config | {"seed": seed}, seconds, curve, data_version=CELLS.version, cost=spent
+                )
         return tracking.table(folder)
 
 
 show_runs()
 
 # %% [markdown]
-# The version of your **code** is its git commit: commit before you run, else the row flags uncommitted changes. The version of your **data** is a checksum, here its manifest's, shortened. Data is too large for git, so DVC
-# keeps the checksum in git and the bytes elsewhere: `dvc add data/photo_cells` writes a small `.dvc` file for you to commit, and `dvc checkout` brings back the bytes that belong to a commit.
-
-# %% [markdown]
 # ## Past this machine · further
 #
-# | race | before | after | by |
-# |---|---|---|---|
-# | ImageNet, ResNet-50 to 93 % top 5, eight V100 (DAWNBench, in the lecture) | 14 h 38 min, January 2018 | 1 h 45 min, February 2019 | same machine: mixed precision, a faster pipeline, larger batches |
-# | CIFAR-10 to 94 %, one A100 (airbench, Jordan 2024, arXiv 2404.00498) | 6.3 s, 2023 | 3.29 s | a first layer computed from image patches, alternating not random flips, Lookahead, `torch.compile` |
-# | GPT-2 of 124 M to loss 3.28 on FineWeb, eight H100 (modded-nanogpt, README of June 2026) | 45 min, 2024 | under 90 s | Muon, FP8 in the head, attention windows that grow, fewer tokens: 0.4 instead of 10 billion |
-#
-# The growing windows are progressive resizing, for text.
-#
-# And with more machines? Below are NVIDIA's own ResNet-50 times on H100s in MLPerf Training 3.0 (2023). The planner adds what's left if only gradient messages cost. Guess.
+# CIFAR-10 to 94 % on one A100 fell from 6.3 s to 3.29 s (airbench, Jordan 2024). GPT-2 to loss 3.28 on eight H100s
+# fell from 45 min to under 90 s (modded-nanogpt, 2026). And with more machines? Below are NVIDIA's ResNet-50 times on
+# H100s in MLPerf Training 3.0 (2023), beside a model in which only gradient messages cost.
 
 # %%
 efficiency = tp.predict("From 8 to 3,584 H100s, what % of a perfect speed-up is left?", ...)
 
-# %%
+# %% jupyter={"source_hidden": true}
 MINUTES = {8: 13.466, 64: 2.664, 512: 0.509, 768: 0.369, 3584: 0.183}
 
 
@@ -936,38 +950,42 @@ def draw_scaling():
 draw_scaling()
 
 # %% [markdown]
-# Where does the rest go? The figure can't tell. Practical work 10 names one cause: a larger batch learns less from each image. Evaluations and small batches per card are others. Time to target counts all three; images per second, one of them.
-
-# %% [markdown]
+# Where does the rest go? A larger batch learns less from each image (work 10), and evaluations don't shrink. Time to
+# target counts these; images per second don't.
+#
 # ## Three questions
 #
-# **1.** A colleague's change makes each step 1.3 times as fast. Her one run hits the target 1.1 times as fast. Is that a gain?
+# **1.** A change makes each step 1.3 times as fast. One run hits the target 1.1 times as fast. Is that a gain?
 #
 # <details><summary>Answer</summary>
 #
-# One run can't tell: five runs of the same code differ by more here. She needs several runs of both versions, and the ratio of their results with its interval. She should also count the steps to the target. If there are more, the
-# new step learns less.
+# One run can't tell: five runs of the same code differ by more here. You need several runs of both versions, and the
+# ratio of their results with its interval. Count the steps to the target, too. If there are more, the new step learns
+# less.
 # </details>
 #
 # **2.** An entry evaluates after every step, "to stop as early as possible". Does it gain?
 #
 # <details><summary>Answer</summary>
 #
-# It pays for each evaluation, because the clock runs on. And it is hardly honest: the accuracy jumps from step to step, so anyone who looks often enough catches a lucky peak. That's why MLPerf fixes how often to look.
+# It pays for each evaluation, because the clock runs on. And it is hardly honest: the accuracy jumps from step to
+# step, so anyone who looks often enough catches a lucky peak. That's why MLPerf fixes how often to look.
 # </details>
 #
-# **3.** You can make a training run twice as fast on the same cards, or move it from Poland to France. What does each do to the price and to the CO₂?
+# **3.** You make a training run twice as fast on the same cards, or move it from Poland to France. What does each do
+# to price and CO₂?
 #
 # <details><summary>Answer</summary>
 #
-# Doubling the speed halves price, energy and grams. At equal rates the move keeps price and energy, and divides the grams by about twelve (662 against 56 g a kWh in 2023). The two factors multiply, so do both.
+# Twice the speed halves price, energy and grams. At equal rates the move keeps price and energy, and divides the grams
+# by about twelve (662 against 56 g a kWh in 2023). The two factors multiply, so do both.
 # </details>
-
-# %% [markdown]
+#
 # ## In one paragraph
 #
-# **A race needs a target, a clock that never pauses, several seeds and a log.** Time to target is steps × seconds per step; only the product counts. Seeds often differ by more than a trick gains, so a result averages runs, and a ratio needs an interval.
-# The largest gains come from doing less: small images first, an average in place of more epochs, no more quality than was asked for. Whatever saves time saves money, energy and carbon in proportion; the grid is its own factor.
+# **A race needs a target, a clock that never pauses, several seeds and a log.** Seeds often differ by more than a
+# trick gains, so a result averages runs, and a ratio needs an interval. The largest gains come from doing less: small
+# images first, an average in place of more epochs, no more quality than was asked for.
 
 # %%
 tp.progress()
