@@ -786,5 +786,4 @@ gains.table()
 #
 # Operations per byte decide whether a faster peak helps: count both before you buy or rewrite. Sizes that are
 # multiples of 64 are aligned and cost little. Memory order is a promise that the whole step has to keep: convert the
-# model once and each batch once, then count what is left. Next: **the profiler**, which shows where a step's time
-# goes.
+# model once and each batch once, then count what is left. Next: **the profiler**.

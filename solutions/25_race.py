@@ -423,10 +423,7 @@ def progressive(sizes, images, batch, peak, pixels=None):
     batches = [min(images, max(1, pixels // size**2)) if pixels else batch for size in sizes]
     steps = [images // b for b in batches]
     shares = iter([(k + 0.5) / sum(steps) for k in range(sum(steps))])
-    return [
-        [(size, b, peak * b / batch * one_cycle(next(shares))) for _ in range(n)]
-        for size, b, n in zip(sizes, batches, steps)
-    ]
+    return [[(size, b, peak * b / batch * one_cycle(next(shares))) for _ in range(n)] for size, b, n in zip(sizes, batches, steps)]
     # END SOLUTION
 
 
