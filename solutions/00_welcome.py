@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Welcome: the course and its tools · about 20 min
+# # Welcome: the course and its tools · about 30 min
 #
 # **For whom?** For anyone who can write a training loop in PyTorch. You need no CUDA, no C and no cluster: the same
 # notebooks run on two CPU cores and on a node full of GPUs. Only the sizes change.
@@ -49,7 +49,7 @@ print(f"scale {scale()}, on {DEVICE}: batches of {BATCH} vectors of {WIDTH} numb
 # A **balise** is a hole in the code. Run the next two cells unchanged: the verdict is calm, and "Run All Cells" goes
 # on. Then replace `todo(1)` with your answer, and run them again.
 #
-# ### Balise 1 · Say what this process may use · about 8 min
+# ### Balise 1 · Say what this process may use · about 11 min
 #
 # Return a dictionary with four keys:
 #
@@ -137,7 +137,7 @@ except launch.RankError as error:
     print(error)
 
 # %% [markdown]
-# ### Balise 2 · Sum a tensor over ranks · about 7 min
+# ### Balise 2 · Sum a tensor over ranks · about 11 min
 #
 # Every rank gets the same `values`, a tensor `(n,)`. Return their sum on **every** rank, as a tensor without
 # dimensions, of the same dtype (int64 or floating point). Share the work: each rank reads only about `n / world_size`

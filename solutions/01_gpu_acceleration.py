@@ -1,5 +1,5 @@
 # %% [markdown]
-# # GPU acceleration: from a plain loop to a device · about 75 min, core 40
+# # GPU acceleration: from a plain loop to a device · about 95 min, core 50
 #
 # A plain training loop leaves most of a GPU unused. You rewrite it so that the device never waits, and find the batch
 # size for your card **by calculation**.
@@ -138,7 +138,7 @@ compared(loops)
 # %% [markdown]
 # ## The input pipeline
 #
-# ### Balise 1 · Make a tensor of a JPEG file · further · about 13 min
+# ### Balise 1 · Make a tensor of a JPEG file · further · about 16 min
 #
 # Return a function that takes the path of a JPEG file and returns a float32 tensor of shape `(3, size, size)`,
 # normalised with `MEAN` and `STD`.
@@ -273,7 +273,7 @@ rows[1].set_xlabel("time →")
 plt.show()
 
 # %% [markdown]
-# ### Balise 2 · A training step that never waits · about 10 min
+# ### Balise 2 · A training step that never waits · about 13 min
 #
 # `model` is on `device`; `images` `(b, 3, h, w)` and `labels` `(b,)` are not. Do one step: copy both without blocking,
 # forward (once), mean cross-entropy, backward, update with `optimizer`.
@@ -307,7 +307,7 @@ def train_step(model, images, labels, optimizer, device):
 tp.check(2, train_step)
 
 # %% [markdown]
-# ### Balise 3 · Metrics without a synchronisation · about 9 min
+# ### Balise 3 · Metrics without a synchronisation · about 13 min
 #
 # Keep the mean loss and the accuracy over many batches, on the device.
 #
@@ -356,7 +356,7 @@ class RunningMetrics:
 tp.check(3, RunningMetrics)
 
 # %% [markdown]
-# ### Balise 4 · Validation · further · about 13 min
+# ### Balise 4 · Validation · further · about 16 min
 #
 # Go once through `loader`, whose batches are not on `device`; `model` is. Call the network once a batch, and return
 # `(loss, accuracy)` over all images, two floats.
@@ -458,7 +458,7 @@ def run(batch_size, steps=3):
 
 
 # %% [markdown]
-# ### Balise 5 · A sweep that survives a full memory · about 11 min
+# ### Balise 5 · A sweep that survives a full memory · about 15 min
 #
 # Call `run(b)` once for each `b` in `batch_sizes`, which come in no order. Return a dictionary `{b: record}`, with
 # `None` for a size that ran out of memory.
@@ -510,7 +510,7 @@ larger.shows(
 # %% [markdown]
 # A dash means out of memory.
 #
-# ### Balise 6 · The straight line of memory · further · about 8 min
+# ### Balise 6 · The straight line of memory · further · about 11 min
 #
 # `peaks` is a dictionary `{batch size: peak memory in bytes, or None where it ran out}`, in no order; `capacity` is the
 # card's memory in bytes. Fit $M(b)$ to all sizes that fitted (least squares).

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Mixed precision: 16 bits where they suffice, 32 where they must be · about 80 min, core 40
+# # Mixed precision: 16 bits where they suffice, 32 where they must be · about 95 min, core 45
 #
 # Most of a training step works as well with numbers of 16 bits as with 32. Some of it doesn't: small gradients become
 # zero and small updates are lost, and nothing warns you except a loss that stops falling. You write the step, and what
@@ -160,7 +160,7 @@ else:
 # %% [markdown]
 # ## Two steps
 #
-# ### Balise 1 · A step in float16, with loss scaling · about 10 min
+# ### Balise 1 · A step in float16, with loss scaling · about 14 min
 #
 # The *scaled* loss goes backward. Before the clipping and the optimizer use the gradients, they are divided by the
 # scale. `scaler` has the methods of `torch.amp.GradScaler`: it keeps the scale, skips the update after an overflow, and
@@ -202,7 +202,7 @@ def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
 tp.check(1, fp16_step)
 
 # %% [markdown]
-# ### Balise 2 · A step in bfloat16, and what stays in float32 · about 9 min
+# ### Balise 2 · A step in bfloat16, and what stays in float32 · about 12 min
 #
 # bfloat16 has the range of float32, so it needs no scale. Most networks are trained this way today. Write the forward
 # pass (`logits`), the `loss` in float32, the backward pass and the update. Weights and gradients stay float32. About 5
@@ -287,7 +287,7 @@ report.table({"module": "{}", "output": "{}"}, list(seen.items()))
 # %% [markdown]
 # ## What float16 loses
 #
-# ### Balise 3 · The gradients that become zero · about 7 min
+# ### Balise 3 · The gradients that become zero · about 10 min
 #
 # Float16's smallest normal number is $2^{-14}$. Below are the *subnormals*, with fewer digits, down to $2^{-24}$. How
 # many gradients does float16 lose, and which scale saves them?
@@ -401,7 +401,7 @@ plt.show()
 # the step. The room between the two moves during training.
 
 # %% [markdown]
-# ### Balise 4 · A dynamic loss scaler · further · about 19 min
+# ### Balise 4 · A dynamic loss scaler · further · about 21 min
 #
 # No scale fits a whole training, so it adapts. Write what `torch.amp.GradScaler` does, for one optimizer:
 #
@@ -558,7 +558,7 @@ for dtype in (torch.bfloat16, torch.float16, torch.float32):
 report.table({"": "{}", "1 − 1000 × 0.001": "{:.4f}"}, rows)
 
 # %% [markdown]
-# ### Balise 5 · The unit in the last place, and master weights · further · about 10 min
+# ### Balise 5 · The unit in the last place, and master weights · further · about 14 min
 #
 # An update counts if it is more than half of the distance to the next number, the *unit in the last place*. Otherwise a
 # second copy of the weights in float32, the *masters*, must collect what 16 bits would round away.
@@ -759,7 +759,7 @@ SETUPS = [
 OPTIMIZERS = {"SGD": 0, "SGD, momentum": 1, "AdamW": 2}  # numbers it keeps for each parameter
 
 # %% [markdown]
-# ### Balise 6 · Bytes · further · about 10 min
+# ### Balise 6 · Bytes · further · about 14 min
 #
 # Does mixed precision make a model smaller? Count the bytes of one parameter. Its weight and its gradient are given.
 #

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Tensor Cores and channels_last: work that fits the hardware · about 75 min, core 30
+# # Tensor Cores and channels_last: work that fits the hardware · about 95 min, core 45
 #
 # On the data sheet of an A100, half precision computes sixteen times faster than single precision. No real step does.
 # The rest is lost in bytes that must be moved, in tiles that are computed and thrown away, and in images whose numbers
@@ -149,7 +149,7 @@ times.shows(seconds["3×3, 256→256"] / seconds["3×3, 144 depthwise"], "× {:.
 # %% [markdown]
 # Operations alone don't predict the time. So count both, operations and bytes.
 #
-# ### Balise 1 · Count operations and bytes · about 10 min
+# ### Balise 1 · Count operations and bytes · about 13 min
 #
 # Both functions return `(flop, n_bytes)`. A multiply-add is **two** operations. Each operand and the result are moved
 # **once**, with `itemsize` bytes an element.
@@ -225,7 +225,7 @@ report.table({"convolutions, batch 128, bfloat16": "{}", "year": "{}", "GFLOP/im
 # Depthwise convolutions save nearly all operations and hardly any bytes. The networks with the fewest operations gain
 # least from a GPU's peak.
 #
-# ### Balise 2 · The roofline · about 4 min
+# ### Balise 2 · The roofline · about 7 min
 #
 # What can a layer reach at best? Return the FLOP/s under the roof, the limit (`"compute"` or `"memory"`), and the
 # ridge point, which is given. About 1 line.
@@ -296,7 +296,7 @@ chart
 # Tiles take equally long, so the work goes in **waves**, and the last wave takes as long as the others, full or nearly
 # empty.
 #
-# ### Balise 3 · Tiles, waves, and what is lost · further · about 6 min
+# ### Balise 3 · Tiles, waves, and what is lost · further · about 9 min
 #
 # Each of `n_sms` SMs takes one tile a wave. Return four numbers:
 #
@@ -375,7 +375,7 @@ if found:
 # Tensor Cores prefer sizes that are multiples of 16 bytes, and on an A100 of 128 bytes: 64 numbers in half precision.
 # A vocabulary of 50,257 words is a multiple of neither. So add words that don't exist.
 #
-# ### Balise 4 · Pad a linear layer · further · about 16 min
+# ### Balise 4 · Pad a linear layer · further · about 20 min
 #
 # - `padded_size(size, dtype, alignment)` returns the smallest number of elements, not below `size`, whose bytes are a
 #   multiple of `alignment`, and the fraction of work added.
@@ -469,7 +469,7 @@ worth.calls({"50,257 words": output_layer, "padded": lambda device: output_layer
 # That is what cuDNN's Tensor Core kernels compute. A tensor's **strides** say how far apart in memory neighbours of an
 # index are.
 #
-# ### Balise 5 · Two memory formats, by hand · further · about 12 min
+# ### Balise 5 · Two memory formats, by hand · further · about 15 min
 #
 # - `strides_of(shape, channels_last)`: the four strides, in the order N, C, H, W, of a new tensor of that shape;
 # - `formats_of(shape, strides)`: the formats, out of `"contiguous"` and `"channels_last"`, that the strides fit. The
@@ -576,7 +576,7 @@ tiny = torch.randn(8, 3, 16, 16).to(memory_format=torch.channels_last), torch.ra
 print(*conversions(Given().to(memory_format=torch.channels_last), *tiny), sep="\n")
 
 # %% [markdown]
-# ### Balise 6 · No conversion left in the step · about 12 min
+# ### Balise 6 · No conversion left in the step · about 16 min
 #
 # Mend the network: same parameters, same numbers, no conversion.
 #

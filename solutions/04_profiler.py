@@ -1,5 +1,5 @@
 # %% [markdown]
-# # The profiler: find out before you change · about 90 min, core 35
+# # The profiler: find out before you change · about 110 min, core 50
 #
 # A training loop is slow, and everybody has an opinion why. A profiler has measurements. You'll record a training loop, read
 # from the trace where time and memory go, and find every place where the processor waits for the device. Then you'll fix three
@@ -213,7 +213,7 @@ plt.show()
 #
 # ## A profiled loop
 #
-# ### Balise 1 · A profiled loop · about 11 min
+# ### Balise 1 · A profiled loop · about 17 min
 #
 # A profile of a whole training doesn't fit into memory. Train through `loader`, but record only `active` steps:
 #
@@ -368,7 +368,7 @@ peak.shows(
 #
 # ## Which operators cost · further
 #
-# ### Balise 2 · The most expensive operators · further · about 5 min
+# ### Balise 2 · The most expensive operators · further · about 9 min
 #
 # Operators call operators. **Total** time includes the inner ones, so a sum of totals counts time twice. **Self** time doesn't:
 #
@@ -476,7 +476,7 @@ def makes_wait(func, args, kwargs):
 
 
 # %% [markdown]
-# ### Balise 3 · Find the waits · about 8 min
+# ### Balise 3 · Find the waits · about 10 min
 #
 # A `TorchDispatchMode` is a context manager. Inside it, each operator arrives at `__torch_dispatch__`, which runs it and returns
 # its result.
@@ -552,7 +552,7 @@ numbers = find_waits(hesitant_step), find_waits(newcomer_step)
 # Here everything is on one device, so copies *to* the device don't show; the next check looks at them too. On a GPU,
 # `torch.cuda.set_sync_debug_mode("warn")` warns at most waits.
 #
-# ### Balise 4 · Remove them · about 8 min
+# ### Balise 4 · Remove them · about 16 min
 #
 # Rewrite `hesitant_step` (above) so that nothing waits. Go through the lines that your finder named, and the copies:
 #
@@ -600,7 +600,7 @@ left = find_waits(flowing_step)
 # %% [markdown]
 # ## How busy is the device?
 #
-# ### Balise 5 · The busy part of the device, and its gaps · further · about 11 min
+# ### Balise 5 · The busy part of the device, and its gaps · further · about 14 min
 #
 # Now the formula $|\bigcup_i [b_i, e_i]| / T$. Kernels on several streams overlap, so you can't add up their lengths. What
 # overlaps counts **once**:
@@ -766,7 +766,7 @@ table(slow_a, slow_b, slow_c)
 print(*AILMENTS, sep="; ")
 
 # %% [markdown]
-# ### Balise 6 · Name the ailment, and mend it · further · about 10 min
+# ### Balise 6 · Name the ailment, and mend it · further · about 14 min
 #
 # **First** write `diagnosis()`: `{"A": …, "B": …, "C": …}`, each one of `AILMENTS`. What grows with the input? Which operators don't belong
 # there? Careful with C: a value is read there, but who reads it, and why? The check judges the names first.
@@ -850,7 +850,7 @@ report.table(
 # %% [markdown]
 # ## Small items · further
 #
-# ### Balise 7 · No bias before a batch norm · further · about 7 min
+# ### Balise 7 · No bias before a batch norm · further · about 9 min
 #
 # A batch norm subtracts the mean over the batch, and with it any constant that was added before:
 #
@@ -912,7 +912,7 @@ with torch.no_grad():
 print(f"after your function: {biases(vgg)}; largest difference {difference:.1e} of {expected.abs().max():.1e}")
 
 # %% [markdown]
-# ### Balise 8 · The longest batch first, and does the autotuner pay? · further · about 9 min
+# ### Balise 8 · The longest batch first, and does the autotuner pay? · further · about 12 min
 #
 # Batches of sentences, or of images of any size, change their shape. Two consequences:
 #

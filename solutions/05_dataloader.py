@@ -1,5 +1,5 @@
 # %% [markdown]
-# # The data loader: batches that are there before they are asked for · about 95 min, core 40
+# # The data loader: batches that are there before they are asked for · about 110 min, core 45
 #
 # A GPU that waits for its batch costs as much as one that works. You write a data set over files, a recorder that shows
 # who waits for whom, and a choice of loader options by trials.
@@ -136,7 +136,7 @@ report.timeline({name: drawn(0.06, 0.03, 6, workers) for name, workers in pictur
 # %% [markdown]
 # ## A data set over files
 #
-# ### Balise 1 · A data set over JPEG files · about 10 min
+# ### Balise 1 · A data set over JPEG files · about 13 min
 #
 # A data set keeps *paths*, and decodes a picture when it is asked for. Each worker gets a copy, so keep no open file
 # and no decoded picture in it.
@@ -206,7 +206,7 @@ class Timed(Dataset):
 
 
 # %% [markdown]
-# ### Balise 2 · Record a timeline, and predict it · about 12 min
+# ### Balise 2 · Record a timeline, and predict it · about 15 min
 #
 # `record_events(loader, step)` goes once through batches `(images, labels, stamps)` and calls `step(images, labels)` on
 # each. It returns three events `(kind, worker, begin, end)` a batch, with times of `time.monotonic()` as Python floats:
@@ -337,7 +337,7 @@ different.shows(len({own for *_, own, _ in rows}), "{:.0f}", why)
 # %% [markdown]
 # The old recipe makes numpy's numbers repeat in every epoch.
 #
-# ### Balise 3 · Random numbers that are right in every worker · further · about 6 min
+# ### Balise 3 · Random numbers that are right in every worker · further · about 10 min
 #
 # Return a `DataLoader` over `dataset` with `options` (`batch_size`, `num_workers` of 1 or more, …). Its random numbers
 # come from the three global generators and from `dataset.rng`, made by `numpy.random.default_rng`; set it even if the
@@ -383,7 +383,7 @@ tp.check(3, seeded_loader)
 # `num_workers` processes load, and each keeps `prefetch_factor` batches ready. `pin_memory` lets a GPU copy without the
 # CPU's help. `persistent_workers` outlive the epoch. Timings are noisy, so each choice is tried several times.
 #
-# ### Balise 4 · Choose the loader's options from trials · about 8 min
+# ### Balise 4 · Choose the loader's options from trials · about 11 min
 #
 # `trials[choice]` lists the run records of a choice (a tuple of the four options), and `memory[choice]` is its largest
 # peak in bytes. `measure.counted_steps(record)` lists the steps without the warm-up, each `{"total": seconds, …}`.
@@ -466,7 +466,7 @@ print("\nchosen:", chosen)
 # Every worker of every rank runs `__iter__` of a stream (`IterableDataset`) on its own copy. Without a split, each
 # image comes once **per worker**.
 #
-# ### Balise 5 · A stream split over workers and ranks · further · about 10 min
+# ### Balise 5 · A stream split over workers and ranks · further · about 14 min
 #
 # All workers of all ranks draw the same `order` from seed and epoch; that is given. Each worker then yields its part,
 # and **reads only that**. One way, with two ranks of two workers:
@@ -572,7 +572,7 @@ ahead.shows(handed_out, "{:.0f}", why)
 # And `record_stream` must tell the allocator that the computing stream **uses** the tensor, or the next copy gets its
 # memory too early.
 #
-# ### Balise 6 · A prefetcher · further · about 17 min
+# ### Balise 6 · A prefetcher · further · about 20 min
 #
 # `Prefetcher(loader, device, depth)` yields the batches of `loader` unchanged and in order, on `device`:
 #
@@ -689,7 +689,7 @@ tp.check(6, Prefetcher)
 # some thousand samples that are read from front to back. The files of a sample share a name, its key: `00000007.jpg`,
 # `00000007.cls`.
 #
-# ### Balise 7 · Write shards, and stream them · further · about 13 min
+# ### Balise 7 · Write shards, and stream them · further · about 16 min
 #
 # `write_shards(items, folder, per_shard)`: add the two entries of each sample next to each other: `KEY.jpg` (the file,
 # unchanged) and `KEY.cls` (the label as text). No two samples of the whole set share a key, and a key holds neither a

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Compilation: from a C file to torch.compile · about 85 min, core 40
+# # Compilation: from a C file to torch.compile · about 90 min, core 55
 #
 # PyTorch runs one operation after another. Each one reads its operands from memory, does little with them, and writes
 # its result back. A compiler that sees several operations at once can **fuse** them: each number is read once and then
@@ -106,7 +106,7 @@ measure.race(
 )
 
 # %% [markdown]
-# ### Balise 1 · A fused GELU in C · further · about 15 min
+# ### Balise 1 · A fused GELU in C · further · about 16 min
 #
 # $$\text{gelu}(x) = \frac{x}{2}\left(1 + \operatorname{erf}\!\left(\frac{x}{\sqrt 2}\right)\right)$$
 #
@@ -238,7 +238,7 @@ if compiling.c_compiler():
 #
 # ## Bytes, then seconds
 #
-# ### Balise 2 · Memory traffic, unfused and fused · about 11 min
+# ### Balise 2 · Memory traffic, unfused and fused · about 13 min
 #
 # If memory is the limit, fusion gains the ratio of the bytes that are moved. Return both numbers, `(unfused, fused)`,
 # for `function(*inputs)`, which returns one tensor.
@@ -368,7 +368,7 @@ class Chatty(nn.Module):
 compiling.capture(Chatty(), torch.randn(8, 16))
 
 # %% [markdown]
-# ### Balise 3 · One graph, no break · about 11 min
+# ### Balise 3 · One graph, no break · about 14 min
 #
 # Write `Mended`. It has the layers of `Chatty` (`first` and `second`, the same sizes), gives the same logits and
 # gradients for every input, and Dynamo captures it in **one** graph.
@@ -419,7 +419,7 @@ compiling.capture(Mended(), torch.randn(8, 16))
 # In your own code, `TORCH_LOGS=graph_breaks python train.py` lists the breaks, and
 # `torch.compile(model, fullgraph=True)` makes them errors.
 #
-# ### Balise 4 · Recompilations, counted and stopped · further · about 13 min
+# ### Balise 4 · Recompilations, counted and stopped · further · about 15 min
 #
 # Each graph has **guards**: the shapes, dtypes and Python values that it was made for. A call that fails all guards
 # compiles again. After 8 graphs, Dynamo stops, and such a call runs uncompiled. Batches of sentences change their
@@ -535,7 +535,7 @@ graphs_made.shows(found["20 lengths, defaults"], "{:.0f} graphs", why)
 # %% [markdown]
 # ## Has it paid for itself?
 #
-# ### Balise 5 · The step at which compilation has paid · about 7 min
+# ### Balise 5 · The step at which compilation has paid · about 10 min
 #
 # Compiling costs slow steps at the start and saves time in each later one. `eager` and `compiled` are the seconds of
 # one step. `slow_steps` lists the seconds of the steps that had to compile, each of which also did the work of a step.
@@ -608,7 +608,7 @@ plt.show()
 # %% [markdown]
 # ## The whole step
 #
-# ### Balise 6 · A compiled training step · about 9 min
+# ### Balise 6 · A compiled training step · about 10 min
 #
 # `loss_of(*batch)` returns the loss `()` of a batch, and `optimizer` has the model's parameters. With `torch.compile`
 # and the given `backend`, make `forward`, the compiled `loss_of`, and `update`, the compiled `optimizer.step`.

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Data augmentation on CPU and GPU · about 80 min, core 35
+# # Data augmentation on CPU and GPU · about 100 min, core 35
 #
 # Augmentation shows a network images that it has never seen, and costs computing time. Some of it belongs in the
 # loader's workers, some on the GPU.
@@ -138,7 +138,7 @@ report.table({"CutMix by a loop, images": "{}", "operations": "{:,}"}, rows)
 #
 # ## On the CPU, image by image
 #
-# ### Balise 1 · RandAugment in its place · about 8 min
+# ### Balise 1 · RandAugment in its place · about 11 min
 #
 # Return a function that takes a PIL image (of any size, perhaps grey) and returns a float32 tensor `(3, size, size)`,
 # normalised with `MEAN` and `STD`. It crops by `RandomResizedCrop`, flips half of the images from left to right, and,
@@ -211,7 +211,7 @@ cores.shows(needed, "{:.0f} cores", "Milliseconds an image add up when thousands
 #
 # Promises of all functions below: no loop over the images, everything on their device, no value read back.
 #
-# ### Balise 2 · MixUp for a batch · about 15 min
+# ### Balise 2 · MixUp for a batch · about 18 min
 #
 # `images` has the shape `(b, channels, h, w)`, in float32 or bfloat16. `labels` are integers `(b,)` or soft,
 # `(b, classes)`. Return `(mixed, soft)`: images of the same shape and dtype, and soft labels `(b, classes)` in float32.
@@ -281,7 +281,7 @@ mixed, soft = mixup(*batch, CLASSES, 1.0)
 show(mixed, words(soft))
 
 # %% [markdown]
-# ### Balise 3 · The boxes of CutMix · further · about 7 min
+# ### Balise 3 · The boxes of CutMix · further · about 11 min
 #
 # Given for each image are `lam` in [0, 1] and a centre `(y, x)` in pixels (float tensors of shape `(b,)`). The box has
 # the fraction `1 − lam` of the image's *area* and the image's proportions. Round it to whole pixels, and clip it to the
@@ -313,7 +313,7 @@ def cutmix_boxes(lam, y, x, height, width):
 tp.check(3, cutmix_boxes)
 
 # %% [markdown]
-# ### Balise 4 · Masks without a loop · further · about 8 min
+# ### Balise 4 · Masks without a loop · further · about 11 min
 #
 # From `boxes` `(b, 4)` make masks `(b, 1, height, width)`, `torch.bool`, True inside the box. About 5 lines.
 #
@@ -342,7 +342,7 @@ def box_masks(boxes, height, width):
 tp.check(4, box_masks)
 
 # %% [markdown]
-# ### Balise 5 · CutMix for a batch · further · about 16 min
+# ### Balise 5 · CutMix for a batch · further · about 19 min
 #
 # The arguments, results and promises are those of `mixup`: one λ, one centre, uniform over the image, and one partner
 # for each image. The partner's pixels go into the box. Mix the labels by the area that is **really** cut. Use
@@ -385,7 +385,7 @@ mixed, soft = cutmix(*batch, CLASSES, 1.0)
 show(mixed, words(soft))
 
 # %% [markdown]
-# ### Balise 6 · A loss for soft labels · further · about 6 min
+# ### Balise 6 · A loss for soft labels · further · about 10 min
 #
 # With soft labels the loss is the mean over the images of $-\sum_c y_c \log p_c$. **Label smoothing** gives a part `s`
 # of the mass to all classes alike: $y' = (1-s)\,y + s / \text{classes}$.
@@ -429,7 +429,7 @@ def top1(logits, soft):
 tp.check(6, soft_cross_entropy, top1)
 
 # %% [markdown]
-# ### Balise 7 · MixUp or CutMix, in the step · further · about 8 min
+# ### Balise 7 · MixUp or CutMix, in the step · further · about 12 min
 #
 # Recipes use both and flip a coin for each batch, on the CPU: it would wait for a coin on the *device*.
 #

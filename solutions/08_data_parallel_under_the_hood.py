@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Data parallelism, under the hood · about 90 min, core 55
+# # Data parallelism, under the hood · about 110 min, core 55
 #
 # In data parallelism, every rank holds the whole model and trains on its own part of the batch. Only the gradients
 # travel. You average them, pack them into buckets, and send these while backward is still computing. Finally, your own
@@ -199,7 +199,7 @@ def timeline(*records):
 
 
 # %% [markdown]
-# ### Balise 1 · The same start everywhere · further · about 8 min
+# ### Balise 1 · The same start everywhere · further · about 11 min
 #
 # Averaged gradients keep the ranks together only if they start from the same weights. Copy rank 0's **parameters and
 # buffers** into `model` on every other rank, in place: an optimizer may already hold the parameters. Each tensor
@@ -231,7 +231,7 @@ def broadcast_state(model):
 # %%
 tp.check(1, broadcast_state)
 # %% [markdown]
-# ### Balise 2 · Each rank's share of the data · further · about 6 min
+# ### Balise 2 · Each rank's share of the data · further · about 9 min
 #
 # All ranks draw the **same** permutation, from `seed` and `epoch`, and take disjoint shares of it without any message.
 # The shares must be **equally long**: a rank with an extra batch would wait for gradients that never come. The given
@@ -267,7 +267,7 @@ def my_indices(n, rank, world_size, epoch, seed=0, drop_last=False):
 # %%
 tp.check(2, my_indices)
 # %% [markdown]
-# ### Balise 3 · Average the gradients, one by one · about 6 min
+# ### Balise 3 · Average the gradients, one by one · about 10 min
 #
 # After backward, `p.grad` is the gradient of this rank's share, for each `p` of the list `parameters`. Replace it by
 # its mean over the ranks, on every rank. Leave a `p.grad` that is None. Each gradient travels once, in its own dtype.
@@ -314,7 +314,7 @@ timeline(record_one_by_one)
 # all-reduce waits for the end of backward, and for the one before it.
 
 # %% [markdown]
-# ### Balise 4 · Flat buckets · about 15 min
+# ### Balise 4 · Flat buckets · about 18 min
 #
 # Each message has a fixed cost, and most of a ResNet-50's 161 parameters are tiny. So we copy several gradients into
 # one flat tensor, a **bucket**, and reduce that.
@@ -413,7 +413,7 @@ class Bucket:
 
 
 # %% [markdown]
-# ### Balise 5 · Overlap · about 15 min
+# ### Balise 5 · Overlap · about 18 min
 #
 # As soon as a bucket is complete, start its all-reduce **asynchronously** (`async_op=True`): the call returns at once,
 # and you wait later. A *hook* makes autograd call you when a gradient is ready.
@@ -507,7 +507,7 @@ print(*runs, sep="\n")
 report.streams(runs) if runs else None
 
 # %% [markdown]
-# ### Balise 6 · Accumulate, and send with the last micro-batch · further · about 7 min
+# ### Balise 6 · Accumulate, and send with the last micro-batch · further · about 10 min
 #
 # If a batch doesn't fit in memory, the gradients of its micro-batches add up in `p.grad`, and only the sum has to
 # travel. Inside `with reducer.no_sync():`, backward sends nothing. Write `ready`, and the lines for one `part`.
@@ -562,7 +562,7 @@ def backward_in_parts(loss_of, parts, reducer):
 # %%
 tp.check(6, Accumulating, backward_in_parts)
 # %% [markdown]
-# ### Balise 7 · Parameters that took no part · further · about 12 min
+# ### Balise 7 · Parameters that took no part · further · about 15 min
 #
 # The hook of an unused parameter never fires, so its bucket is never complete. If rank 0 used head A and rank 1 head B,
 # their buckets complete in different orders. Collectives are matched **by order alone**: A's gradients would be added
@@ -671,7 +671,7 @@ for step, (axes, state) in enumerate(zip(panels, history)):
 panels[0].set(yticklabels=[f"rank {r}" for r in range(n)])
 plt.show()
 # %% [markdown]
-# ### Balise 8 · A ring all-reduce · further · about 8 min
+# ### Balise 8 · A ring all-reduce · further · about 11 min
 #
 # `ring_all_reduce` returns the sum of `x` over the ranks. `chunks` are the N parts of `total`, some one element longer.
 # The exchange is given: `leaving` goes to the next rank, and the previous rank's chunk ends up in `arriving`. For each

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Data parallelism with DDP, and jobs · about 90 min, core 35
+# # Data parallelism with DDP, and jobs · about 115 min, core 45
 #
 # `DistributedDataParallel` (DDP) is one line around a network. The rest is yours: which rank gets which samples, what a
 # metric means, who writes the checkpoint. Most mistakes are silent. Your criterion: **many ranks must compute what one
@@ -128,7 +128,7 @@ COLUMNS = {"": "{}", "samples a rank and step": "{}", "bytes exchanged": "{:,}",
 report.table(COLUMNS, [("one process", BATCH, 0, alone[-1], accuracy(model))])
 
 # %% [markdown]
-# ### Balise 1 · The training function on many ranks · about 10 min
+# ### Balise 1 · The training function on many ranks · about 13 min
 #
 # `join_world()` is given: it reads the rank from the variables of `torchrun` or `srun`.
 #
@@ -207,7 +207,7 @@ report.table({"epoch": "{}", "loss alone": "{:.3f}", "on ranks": "{:.3f}"}, list
 # The losses agree except for the order of the samples.
 
 # %% [markdown]
-# ### Balise 2 · Metrics over ranks, exact · about 10 min
+# ### Balise 2 · Metrics over ranks, exact · about 13 min
 #
 # A validation set rarely divides by the number of ranks. `DistributedSampler` then repeats samples, and a mean of the
 # ranks' means weights a small share like a large one. Both are wrong for a metric.
@@ -282,7 +282,7 @@ report.table({"ranks": "{}", "yours": "{:.5f}", "padding, mean of means": "{:.5f
 # A metric that changes with the number of ranks says nothing about the network.
 
 # %% [markdown]
-# ### Balise 3 · Batch norm over all ranks · further · about 11 min
+# ### Balise 3 · Batch norm over all ranks · further · about 15 min
 #
 # Synchronised batch norm computes what one process computes with one big batch, forward *and* backward.
 #
@@ -389,7 +389,7 @@ except launch.RankError as error:
     print(error.summary)
 
 # %% [markdown]
-# ### Balise 4 · Heads that take turns · further · about 4 min
+# ### Balise 4 · Heads that take turns · further · about 8 min
 #
 # `make_parallel(network, device)` returns something that is called like the network, `parallel(x, task)`, and trains on
 # all ranks. Ranks may use different heads. The gradient is the mean over the ranks, and an unused head counts as zero.
@@ -421,7 +421,7 @@ print(launch.ranks(three_steps, make_parallel, n=2, timeout=10))
 # The option costs time in every step, and it hides a layer that nobody calls.
 
 # %% [markdown]
-# ### Balise 5 · Accumulate, exchange once, and choose the learning rate · further · about 7 min
+# ### Balise 5 · Accumulate, exchange once, and choose the learning rate · further · about 10 min
 #
 # **`accumulate` is given.** Inside `model.no_sync()` DDP exchanges nothing. The *forward* pass must be inside too.
 #
@@ -500,7 +500,7 @@ faster.shows(
 race
 
 # %% [markdown]
-# ### Balise 6 · Equal work · further · about 6 min
+# ### Balise 6 · Equal work · further · about 10 min
 #
 # The slowest rank sets the pace, and sequences differ in length. A simple rule is never worse than 4/3 of the best
 # partition (Graham, 1969): **longest first, each to the rank with the fewest tokens so far.**
@@ -553,7 +553,7 @@ def show_loads():
 show_loads()
 
 # %% [markdown]
-# ### Balise 7 · A checkpoint that survives · further · about 11 min
+# ### Balise 7 · A checkpoint that survives · further · about 14 min
 #
 # A job may end while it writes. There must always be a whole checkpoint under `path`: rank 0 writes a second file
 # beside it and moves it into place. The others wait; that part is given.
@@ -632,7 +632,7 @@ print(job.results())
 launch.queue()
 
 # %% [markdown]
-# ### Balise 8 · The batch script · about 8 min
+# ### Balise 8 · The batch script · about 11 min
 #
 # `batch_script` returns the text of a script in three parts:
 #
@@ -729,7 +729,7 @@ shell("squeue --me")
 # %% [markdown]
 # ## Past the time limit · further
 #
-# ### Balise 9 · Everything that a job must hand on · further · about 13 min
+# ### Balise 9 · Everything that a job must hand on · further · about 14 min
 #
 # `#SBATCH --signal=USR1@90` asks Slurm for a signal 90 s before the limit. Then the ranks save and requeue the job. The
 # next start must continue with exactly the same losses.

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Learning rates, optimizers and large batches · about 100 min, core 35
+# # Learning rates, optimizers and large batches · about 125 min, core 60
 #
 # A hundred ranks have a batch a hundred times as large as one. You hope for far fewer steps. Do you get them?
 #
@@ -165,7 +165,7 @@ fewer.shows(
 # Early gradients change with every step, and a high rate can do lasting damage. At the end, batch noise keeps the
 # weights jumping around a minimum, as widely as the rate allows. So the rate rises first (**warm-up**), then falls.
 #
-# ### Balise 1 · Schedules · about 10 min
+# ### Balise 1 · Schedules · about 14 min
 #
 # A schedule is a **function of the step** $k = 0, 1, \dots$, so a resumed run has no state to lose.
 #
@@ -326,7 +326,7 @@ plt.show()
 # Smith (2017) trains with a rate that rises from far too small to far too large. The loss falls, then explodes. That
 # costs a hundred batches; a grid costs one training per rate.
 #
-# ### Balise 2 · A learning-rate finder · further · about 10 min
+# ### Balise 2 · A learning-rate finder · further · about 13 min
 #
 # **`find_rates`** makes up to `n` steps and leaves everything as it was. You write
 #
@@ -458,7 +458,7 @@ plt.show()
 #
 # The term $\alpha\lambda\,\theta$ is the **decoupled** weight decay, the W of AdamW: it stays out of $m$ and $v$.
 #
-# ### Balise 3 · AdamW · about 9 min
+# ### Balise 3 · AdamW · about 19 min
 #
 # - **`parameter_groups`** returns a list of two dicts `{"params": [...], "weight_decay": ...}`. Matrices and kernels
 #   (two dimensions or more) decay. Biases, gains and scalars get 0. 3 lines.
@@ -582,7 +582,7 @@ def average_over_ranks(parameters):
 
 
 # %% [markdown]
-# ### Balise 4 · Clip and accumulate · further · about 10 min
+# ### Balise 4 · Clip and accumulate · further · about 13 min
 #
 # - **`clip_gradients`** scales the gradients to a common norm of at most `max_norm`. No value may go to Python (`if
 #   norm > …`, `.item()`), since a GPU would wait. Use `torch._foreach_…`, not `clip_grad_norm_`. 2 lines.
@@ -678,7 +678,7 @@ report.table(
 #
 # Biases and gains of norms get no decay and no ratio.
 #
-# ### Balise 5 · LARS and LAMB · further · about 9 min
+# ### Balise 5 · LARS and LAMB · further · about 12 min
 #
 # - **`trust_ratios`** returns $r$ of each pair, `(n,)`, without `if norm > 0`: on a GPU, the CPU would wait. 2 lines.
 # - **`LARS.step`**, **`LAMB.step`**: `updates` is the plain step of each weight, decay included. Multiply those of the
@@ -805,7 +805,7 @@ compared("LAMB", lambda model: LAMB(model.parameters(), lr=0.01, weight_decay=0.
 #
 # $$X_0 = \frac{M}{\lVert M \rVert_F}, \qquad A = X X^\top,\qquad X \leftarrow a X + (b A + c A^2) X .$$
 #
-# ### Balise 6 · Muon · further · about 7 min
+# ### Balise 6 · Muon · further · about 10 min
 #
 # - **`orthogonalise`**: write a round (2 lines). The first division is given.
 # - **`Muon.step`** orthogonalises the momentum of each matrix, into `updates`. Add them to the weights, times $-\alpha
@@ -904,7 +904,7 @@ plt.show()
 # $$\text{steps}(B) = S_\text{min} \Big(1 + \frac{B_\text{noise}}{B}\Big), \qquad
 # \text{efficiency}(B) = \frac{\text{fewest samples}}{\text{samples}} = \frac{1}{1 + B / B_\text{noise}} .$$
 #
-# ### Balise 7 · The gradient noise scale · about 9 min
+# ### Balise 7 · The gradient noise scale · about 14 min
 #
 # Data parallelism measures it for free: each of $N$ ranks has a gradient of $b$ samples before the all-reduce, and one
 # of $N b$ after it.
@@ -1200,7 +1200,7 @@ plt.show()
 # A cluster job ends when its hours are over, not when its epoch is. From the weights alone you go on with another
 # training: empty momentum, half an epoch read twice. A resumed run should be **bitwise** the run that never stopped.
 #
-# ### Balise 8 · Resume exactly · further · about 10 min
+# ### Balise 8 · Resume exactly · further · about 16 min
 #
 # - **`Batches.__iter__`**, a generator, yields the rest of the epoch. `self.done` counts the batches handed out. A
 #   checkpoint written in the loop's body must contain the number of the *next* batch. 2 lines.

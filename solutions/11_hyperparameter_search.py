@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Hyperparameter search, from a grid to a supercomputer · about 95 min, core 25
+# # Hyperparameter search, from a grid to a supercomputer · about 100 min, core 35
 #
 # Gradient descent finds the weights. You find the learning rate, the batch size, the width and the optimizer by trying them,
 # and every trial is a whole training. That makes a search the most expensive computation most teams ever run.
@@ -174,7 +174,7 @@ agree.shows(
 #
 # ## Draw at random or lay a grid
 #
-# ### Balise 1 · The space, and a grid in it · further · about 9 min
+# ### Balise 1 · The space, and a grid in it · further · about 12 min
 #
 # `SPACE` describes each axis with Optuna's classes: both `low` and `high` belong to the axis, and `log` means that ratios count (from 0.001 to
 # 0.01 is as far as from 0.1 to 1). A configuration is a dict with the *active* values only: AdamW has no momentum.
@@ -270,7 +270,7 @@ report.table({"": "{}", "trials": "{}", "learning rates tried": "{}", "test accu
 #
 # ## Stop early: successive halving
 #
-# ### Balise 2 · Successive halving · about 10 min
+# ### Balise 2 · Successive halving · about 14 min
 #
 # `trials` is a list of trainings with a method `train(epochs)`, like the `Trial` above. The loop over the rungs is given: a
 # rung ends at `epochs`, and the previous one ended at `done`.
@@ -340,7 +340,7 @@ compare(needed)
 # doesn't: a free worker asks for a job, and what has been reported so far decides. ASHA promotes a few trials too many, which
 # costs less than waiting.
 #
-# ### Balise 3 · Asynchronous successive halving · about 10 min
+# ### Balise 3 · Asynchronous successive halving · about 13 min
 #
 # A worker calls `job()`, trains that trial up to the given number of epochs in all, then calls `report`.
 #
@@ -518,7 +518,7 @@ def surrogate(length=1.0):
 points = np.array([in_cube(config) for config in table.configurations])  # (936, 6)
 
 # %% [markdown]
-# ### Balise 4 · Expected improvement, and the search · further · about 12 min
+# ### Balise 4 · Expected improvement, and the search · further · about 14 min
 #
 # - **`expected_improvement`**: the formula, for arrays. `std` may be 0. 3 lines.
 # - **`bayesian_search`** tries `n_first` points at random, then always the most promising one. Fit `model` to what was tried,
@@ -688,7 +688,7 @@ def train_epoch(member, rng):
 
 
 # %% [markdown]
-# ### Balise 5 · Exploit and explore · further · about 13 min
+# ### Balise 5 · Exploit and explore · further · about 16 min
 #
 # - **`exploit`**: `member` becomes a copy of `better`. What one of them does later must not reach the other. 3 lines.
 # - **`explore`** multiplies each hyperparameter by 0.8 or 1.25 (given). But `member.hyperparameters` is only a note: the optimizer
@@ -860,7 +860,7 @@ def train(config, pause=0.01):
 
 
 # %% [markdown]
-# ### Balise 6 · One study, many workers · further · about 12 min
+# ### Balise 6 · One study, many workers · further · about 16 min
 #
 # - **`objective`** is one trial; its configuration is given. After each epoch `report` the accuracy to the trial, then ask the
 #   pruner. A diverged trial must end as PRUNED too: the sampler ignores a FAIL. 3 lines.

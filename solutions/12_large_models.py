@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Large models: where memory goes, and where data parallelism ends · about 90 min, core 40
+# # Large models: where memory goes, and where data parallelism ends · about 105 min, core 55
 #
 # A training step holds weights, gradients, optimizer states and activations. Data parallelism divides only the
 # activations: a model whose states don't fit on one card doesn't fit on a thousand cards either. You predict what a
@@ -202,7 +202,7 @@ convolutions.shows(100 * share["what is kept"], "{:.0f} %", why)
 # equals its kernel does the cut. Its windows don't overlap, so it is a **matrix product** of flattened patches and the
 # flattened kernel.
 #
-# ### Balise 1 · Patches, class token, positions · further · about 6 min
+# ### Balise 1 · Patches, class token, positions · further · about 10 min
 #
 # Write this product without a convolution, `F.unfold` or a loop.
 #
@@ -260,7 +260,7 @@ tp.check(1, cut_patches, embed_image)
 # $$y_i = \sum_j \underset{j}{\operatorname{softmax}} \left( \frac{q_i \cdot k_j}{\sqrt{d}} + w_{i - j} \right) v_j ,
 # \qquad d = \text{the size of a head} .$$
 #
-# ### Balise 2 · Attention with relative positions · further · about 7 min
+# ### Balise 2 · Attention with relative positions · further · about 11 min
 #
 # - **`relative_bias`** looks up the bias of all pairs, `(heads, places, places)`, queries first, without a loop. Row
 #   offsets go from $-(H - 1)$ to $H - 1$, so offset 0 is at index `[head, H - 1, W - 1]`. Row and column of each place
@@ -352,7 +352,7 @@ report.table(
 # operations. A multiplication and an addition count as two; norms and biases don't count. A 1 × 1 convolution is a
 # linear layer.
 #
-# ### Balise 3 · Parameters and operations, as formulas · further · about 7 min
+# ### Balise 3 · Parameters and operations, as formulas · further · about 11 min
 #
 # Return `(parameters, operations)` of a forward pass of **one image**. The next cell compares your numbers with those
 # of PyTorch's counter: they must be equal.
@@ -480,7 +480,7 @@ report.table(
 # A tensor that two operations keep counts once. The **storage** is what counts: a view of one number keeps all of it
 # alive.
 #
-# ### Balise 4 · Where memory goes · about 12 min
+# ### Balise 4 · Where memory goes · about 16 min
 #
 # **`kept_bytes`** asks autograd. Inside `saved_tensors_hooks`, PyTorch calls `note(tensor)` for each tensor that it
 # keeps. Add the bytes of its storage to `found[-1]`, the sum of the current layer, once: `seen` has the addresses that
@@ -575,7 +575,7 @@ class Block(NamedTuple):
 
 
 # %% [markdown]
-# ### Balise 5 · Recomputation under a budget · about 10 min
+# ### Balise 5 · Recomputation under a budget · about 14 min
 #
 # `blocks` lists a `Block` for each block in forward order, and `recomputed` has True for each block that is recomputed.
 #
@@ -707,7 +707,7 @@ plt.show()
 # After a usual backward pass, all gradients exist at once. **Optimizer fusion** updates each parameter as soon as its
 # gradient is complete, and frees the gradient.
 #
-# ### Balise 6 · The optimizer's step inside backward · further · about 11 min
+# ### Balise 6 · The optimizer's step inside backward · further · about 13 min
 #
 # Prepare a model so that `loss.backward()` alone updates it. `p.register_post_accumulate_grad_hook(f)` calls `f(p)` as
 # soon as `p.grad` is complete. Step there, then free the gradient. The given lines refuse what needs all gradients at
@@ -821,7 +821,7 @@ plt.show()
 #
 # ZeRO shards the states over ranks, and recomputation lowers the activations. What is the most that a card can train?
 #
-# ### Balise 7 · The largest batch that fits · about 11 min
+# ### Balise 7 · The largest batch that fits · about 14 min
 #
 # **`rank_bytes`** is what a rank holds. `stage` 0 is DDP; ZeRO's stages 1, 2 and 3 shard the optimizer states, then the
 # gradients, then the weights. The `states` that are left in mixed precision with Adam are given. Add

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # ZeRO, under the hood · about 95 min, core 60
+# # ZeRO, under the hood · about 125 min, core 60
 #
 # In data parallelism, every rank keeps a copy of the parameters, the gradients and the optimizer states. The *Zero
 # Redundancy Optimizer* (ZeRO) removes the copies in three stages. You write them with two collectives, `reduce_scatter`
@@ -203,7 +203,7 @@ run("data parallelism", stage_0)
 # %% [markdown]
 # The model trains in float32, so the 16 bytes are 4 + 4 + 8 here. Every other rank holds the same.
 #
-# ### Balise 1 · Bytes on a rank · about 6 min
+# ### Balise 1 · Bytes on a rank · about 10 min
 #
 # Write the formula. Return the bytes on a rank as three numbers, `(parameters, gradients, optimizer)`.
 #
@@ -260,7 +260,7 @@ plt.show()
 # %% [markdown]
 # Stages 1 and 2 level off at what they don't shard, 4 and 2 bytes a parameter. Stage 3 keeps falling.
 #
-# ### Balise 2 · One flat tensor, cut into equal shards · about 8 min
+# ### Balise 2 · One flat tensor, cut into equal shards · about 13 min
 #
 # Layers differ in size, so cutting between layers gives unequal parts. Instead, copy all parameters into **one** flat
 # tensor, pad it with zeros, and cut it into equal shards. A cut may go through a matrix, because Adam updates each
@@ -361,7 +361,7 @@ def make_buckets(parameters, capacity):
 
 
 # %% [markdown]
-# ### Balise 3 · Stage 1: a shard of the optimizer states · about 9 min
+# ### Balise 3 · Stage 1: a shard of the optimizer states · about 13 min
 #
 # The owner of a shard receives the mean gradient of that shard and updates it, with optimizer states for that shard
 # alone. Then all ranks gather the new parameters.
@@ -485,7 +485,7 @@ for axes, stage in zip(panels, (2, 3)):
 plt.show()
 
 # %% [markdown]
-# ### Balise 4 · Stage 2: gradients leave during backward · further · about 11 min
+# ### Balise 4 · Stage 2: gradients leave during backward · further · about 14 min
 #
 # Stage 2 doesn't keep all gradients until backward ends. It sends them bucket by bucket during backward. Each bucket is
 # a `Part`. A given hook calls `ready(p)` as soon as `p.grad` is complete. Write
@@ -570,7 +570,7 @@ def stage_2(model):
 run("stage 2", stage_2)
 
 # %% [markdown]
-# ### Balise 5 · Stage 3: parameters only while they are used · about 12 min
+# ### Balise 5 · Stage 3: parameters only while they are used · about 15 min
 #
 # Each layer's parameters form a `Unit`, a `Part` whose `own` has separate memory. A unit is gathered just before its
 # layer computes, freed just after, and gathered again for backward.
@@ -872,7 +872,7 @@ longer.shows(
 #
 # ## What a real training needs
 #
-# ### Balise 6 · Parameters in bfloat16, masters in float32 · further · about 8 min
+# ### Balise 6 · Parameters in bfloat16, masters in float32 · further · about 11 min
 #
 # In bfloat16, memory and messages halve, but an update of 0.001 to a weight of 1 is rounded away. Therefore the
 # optimizer updates *masters*, float32 copies in which small updates add up (practical work 02). Only a shard's owner
@@ -938,7 +938,7 @@ class MasterShards(ShardedGradients):
 tp.check(6, MasterShards)
 
 # %% [markdown]
-# ### Balise 7 · One norm for all shards · further · about 7 min
+# ### Balise 7 · One norm for all shards · further · about 10 min
 #
 # Clipping shortens the gradient and keeps its direction. But no rank has the whole gradient, and if each clipped by the
 # norm of its own shards, the direction would change.
@@ -1004,7 +1004,7 @@ columns = {
 report.table(columns, [[rank, *norms, min(1, norms[1] / 5 / norms[0])] for rank, norms in enumerate(ranks)])
 
 # %% [markdown]
-# ### Balise 8 · Masters and states in CPU memory · further · about 7 min
+# ### Balise 8 · Masters and states in CPU memory · further · about 9 min
 #
 # Masters, states and the update can move to the host's memory (Ren and others, *ZeRO-Offload*, 2021). Only **this
 # rank's shard crosses the bus: its gradients down, its parameters up, both in bfloat16**. `__init__` moves the masters.
@@ -1084,7 +1084,7 @@ else:
     print(f"{2 * psi / 1e9:.0f} GB cross the bus each way, {4 * psi / bus:.2f} s, and then the host's cores update")
 
 # %% [markdown]
-# ### Balise 9 · What a step sends · further · about 5 min
+# ### Balise 9 · What a step sends · further · about 8 min
 #
 # Does ZeRO pay for memory with communication? `sent_bytes(step)` returns the bytes that this rank sends during
 # `step()`. The given log has the `name` of each collective and `bytes`, **those that the rank hands in**. In a ring of
@@ -1154,7 +1154,7 @@ as_much.shows(
 # With many ranks, these are **2Ψ, 2Ψ, 2Ψ and 3Ψ**. Stages 1 and 2 send as much as an all-reduce. Stage 3 gathers the
 # parameters twice, for forward and for backward.
 #
-# ### Balise 10 · A checkpoint in pieces · further · about 10 min
+# ### Balise 10 · A checkpoint in pieces · further · about 12 min
 #
 # Each rank writes its own shards. If the job is killed at any moment, the last complete checkpoint must still load. A
 # small file, the *mark*, names the folder that counts, and `a.replace(b)` is atomic. Write this order into

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Fully sharded data parallelism with PyTorch · about 85 min, core 35
+# # Fully sharded data parallelism with PyTorch · about 110 min, core 55
 #
 # `fully_shard` is PyTorch's ZeRO stage 3. Each rank keeps a part (*shard*) of every parameter, of its gradient and of
 # the optimizer's states, and gathers a layer only while it computes with it. The call is one line. What you tell it
@@ -195,7 +195,7 @@ run(replicated=replicated)
 # %% [markdown]
 # Each parameter costs 16 bytes on every rank: weight, gradient and two moments.
 #
-# ### Balise 1 · Shard by block, then the root · about 8 min
+# ### Balise 1 · Shard by block, then the root · about 12 min
 #
 # **`shard(model, mesh)`**: make one group for each of `model.blocks`, and one for all other parameters (embedding, last
 # norm, head), over the ranks of `mesh`. `fully_shard` works in place: it turns each parameter into a `DTensor`, of
@@ -285,7 +285,7 @@ if {"replicated", "root_only", "by_block"} <= found.keys():
 # a group for each block, only the root's group and one block are whole. The price is in the columns *MB sent* and
 # *gathers*: each block travels twice.
 #
-# ### Balise 2 · Mixed precision, a policy for each group · about 5 min
+# ### Balise 2 · Mixed precision, a policy for each group · about 12 min
 #
 # A policy belongs to a group and names up to three dtypes. `param_dtype`: the shards are cast to it before they travel,
 # and the layers compute in it. `reduce_dtype`: the gradients of all ranks are added up in it. `output_dtype`: the
@@ -336,7 +336,7 @@ if found["by_block"]["sent"]:  # a single GPU sends nothing
 # The gathered bytes halve. Activations shrink less, because logits and loss stay float32. The shards stay as large as
 # before: they are the float32 *master weights*, which cost only $1/N$ here.
 #
-# ### Balise 3 · Recompute activations · about 5 min
+# ### Balise 3 · Recompute activations · about 11 min
 #
 # Sharding does not shrink activations. Activation checkpointing does: a segment of the model keeps only its input, and
 # runs forward again when backward reaches it. A block is a good segment, and not every block has to be one.
@@ -381,7 +381,7 @@ once_more.shows(
 # The losses are the same. The price is a second forward of these blocks. The peak is now in backward, where one block
 # is whole beside the root's group, so *gathered* grows.
 #
-# ### Balise 4 · What stays gathered between forward and backward · about 5 min
+# ### Balise 4 · What stays gathered between forward and backward · about 10 min
 #
 # Each block is gathered twice in a step. With memory to spare, a block can stay whole from forward to backward, and
 # travel once.
@@ -419,7 +419,7 @@ run("by_block", **{f"kept_{kept}": making(shard_kept, kept=kept) for kept in KEP
 # %% [markdown]
 # Each kept block costs 4 bytes a parameter and saves one all-gather. This is for slow networks and spare memory.
 #
-# ### Balise 5 · Shards in the CPU's memory · further · about 7 min
+# ### Balise 5 · Shards in the CPU's memory · further · about 9 min
 #
 # When even the shards are too large for the GPU, they can stay in the memory of the host:
 #
@@ -493,7 +493,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 make_plain = functools.partial(Llama, SMALL)  # on the device that is the default one, without a seed
 
 # %% [markdown]
-# ### Balise 6 · Born in shards · further · about 9 min
+# ### Balise 6 · Born in shards · further · about 12 min
 #
 # Make the model without memory, cut it, and then allocate memory for its shards alone. Write
 # `build_sharded(make_plain, mesh, seed)` so that a rank never holds more than its shards and one whole block.
@@ -561,7 +561,7 @@ report.table({"ranks": "{}", "made": "{}", "peak": measure.human_bytes, "kept": 
 # shards into one folder, and `.metadata` notes which rows are where. A job with another number of ranks reads the rows
 # *it* needs.
 #
-# ### Balise 7 · Saved on 4 ranks, loaded on 2 · further · about 9 min
+# ### Balise 7 · Saved on 4 ranks, loaded on 2 · further · about 11 min
 #
 # The state of a training is a nested dictionary: weights, AdamW's moments and learning rate, the step. `dcp` saves one,
 # and *loads into an existing one*: it fills the tensors in place and skips what has no place. A new AdamW has no
@@ -645,7 +645,7 @@ print("2 ranks, from the checkpoint", " ".join(f"{loss:.6f}" for loss in here))
 #
 # ## Several micro-batches a step
 #
-# ### Balise 8 · Accumulate, exchange once · further · about 10 min
+# ### Balise 8 · Accumulate, exchange once · further · about 13 min
 #
 # A batch that does not fit is cut into micro-batches, and their gradients add up. Between two micro-batches, a rank
 # keeps *either* its shard of the gradients, exchanged each time, *or* all gradients, exchanged once. Write the second:
@@ -761,7 +761,7 @@ def draw_mesh():
 draw_mesh()
 
 # %% [markdown]
-# ### Balise 9 · Hybrid sharding · further · about 5 min
+# ### Balise 9 · Hybrid sharding · further · about 8 min
 #
 # `shard_hybrid(model, replicas)`: `replicas` copies of the model, each cut over `shards` neighbouring ranks on one
 # node. `init_device_mesh(device_type, shape, mesh_dim_names=...)` puts the ranks into a table, row by row:

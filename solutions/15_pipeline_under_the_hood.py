@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Pipeline parallelism, under the hood · about 100 min, core 40
+# # Pipeline parallelism, under the hood · about 125 min, core 50
 #
 # If a model does not fit on one device, you can cut it between two layers. Each rank holds a few neighbouring layers, a
 # **stage**, and sends its activations to the next rank. The price is idle time: while the first stage computes, the
@@ -147,7 +147,7 @@ report.table(columns, [(k, 1e3 * b, 1 - b / sum(busy), size / MIB) for k, (b, si
 #
 # ## Where to cut
 #
-# ### Balise 1 · Cut the model evenly · further · about 6 min
+# ### Balise 1 · Cut the model evenly · further · about 10 min
 #
 # The slowest stage sets the pace, so cut the layers into contiguous stages whose *largest* sum of costs is as small as
 # possible. Use dynamic programming: if the first $j$ layers fill $s$ stages, the last stage has the layers $i$ to
@@ -288,7 +288,7 @@ for axes in (left, right):
 plt.show()
 
 # %% [markdown]
-# ### Balise 2 · Messages between neighbours · further · about 8 min
+# ### Balise 2 · Messages between neighbours · further · about 12 min
 #
 # If two neighbours both wait for the end of a send, neither receives: a deadlock (on the right). So *start* each send
 # with `dist.isend`, which returns a work at once; `dist.recv` waits. In one group, NCCL sends messages in the order in
@@ -355,7 +355,7 @@ def receive_gradient(output, peer, tag=0):
 tp.check(2, send_activation, receive_activation, send_gradient, receive_gradient)
 
 # %% [markdown]
-# ### Balise 3 · The naive step · about 6 min
+# ### Balise 3 · The naive step · about 10 min
 #
 # First without micro-batches. Autograd knows only its own rank, so you apply the chain rule across a cut:
 # `y.backward(gradient)` continues from the gradient that the next stage sent, and leaves in `x.grad` the gradient that
@@ -397,7 +397,7 @@ def naive_step(stage, place, inputs, targets, loss_function):
 tp.check(3, naive_step)
 
 # %% [markdown]
-# ### Balise 4 · Micro-batches · about 8 min
+# ### Balise 4 · Micro-batches · about 11 min
 #
 # **GPipe** (Huang et al., 2019): all micro-batches go forward, one after the other; then their gradients come back, the
 # last micro-batch first. Two things are new:
@@ -478,7 +478,7 @@ faster.shows(
 # The first row shows the price of micro-batches: products of fewer rows, and more calls. Make them no smaller than the
 # bubble demands.
 #
-# ### Balise 5 · Schedules as data · about 8 min
+# ### Balise 5 · Schedules as data · about 11 min
 #
 # GPipe keeps the activations of all micro-batches. **1F1B** (PipeDream, 2019) has the same bubble, but runs each
 # backward as early as possible, which frees activations sooner. A stage first runs as many forwards as there are stages
@@ -529,7 +529,7 @@ columns = {"simulated": "{}", "units of time": "{:.0f}", "idle": "{:.0%}", "micr
 report.table(columns, [(name, found.seconds, found.bubble, found.in_flight) for name, found in simulated.items()])
 
 # %% [markdown]
-# ### Balise 6 · Run any schedule · about 8 min
+# ### Balise 6 · Run any schedule · about 11 min
 #
 # `run_schedule` runs a stage's list of actions: balise 4 with the order taken from data. The forward is given. It
 # stores `(x, y, works of its send)` under the micro-batch's number, because backwards may come in any order.
@@ -614,7 +614,7 @@ def shapes_once():
 # Autograd saves tensors in a forward and frees them in the backward. `SavedBytes`, given, counts their bytes with
 # `torch.autograd.graph.saved_tensors_hooks`.
 #
-# ### Balise 7 · Recompute activations · further · about 11 min
+# ### Balise 7 · Recompute activations · further · about 13 min
 #
 # With **recomputation** (activation checkpointing, Chen et al., 2016), a stage keeps only its input. When its backward
 # comes, it runs forward a second time, now with a graph. `torch.utils.checkpoint` does this; here you write it.
@@ -777,7 +777,7 @@ more.shows(
 #
 # ## Idle time
 #
-# ### Balise 8 · The bubble, by formula and from your run · further · about 10 min
+# ### Balise 8 · The bubble, by formula and from your run · further · about 11 min
 #
 # - `ideal_bubble(n_stages, n_micro_batches)`: the bubble by the formula of *The idea*.
 # - `measured_bubble(events)`: the idle share in a run, from events `(rank, kind, k, stage, begin, end)`. The run lasts
@@ -918,7 +918,7 @@ report.gantt({f"{name}, four stages that sleep, measured": sleeping[name] for na
 # 1F1B instead, in which each stage updates its weights after *each* backward. Now the weights change between the
 # forward and the backward of a micro-batch, so each stage **stashes** the weights of a forward for its backward.
 #
-# ### Balise 9 · An asynchronous stage · further · about 12 min
+# ### Balise 9 · An asynchronous stage · further · about 13 min
 #
 # - `forward(k, x)` runs micro-batch k with the **newest** weights. Write: a copy of them, a dictionary by name, and the
 #   output `y` made with this copy, so that y's graph leads to the copy. Frozen parameters stay frozen in the copy.
@@ -1110,7 +1110,7 @@ axes.axis("off")
 plt.show()
 
 # %% [markdown]
-# ### Balise 10 · Data × pipeline · further · about 9 min
+# ### Balise 10 · Data × pipeline · further · about 11 min
 #
 # Ranks are numbered along the pipelines: **rank = replica × n_stages + stage**.
 #

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Pipeline schedules: 1F1B, interleaved, zero-bubble, and how to choose · about 80 min, core 35
+# # Pipeline schedules: 1F1B, interleaved, zero-bubble, and how to choose · about 90 min, core 45
 #
 # A pipeline cuts a model by layers over ranks, and a batch into micro-batches. The **schedule** orders each rank's
 # forwards and backwards. It changes no gradient, but it decides how long ranks are idle (the *bubble*) and how many
@@ -151,7 +151,7 @@ report.gantt(
 # %% [markdown]
 # ## Stages and schedules of PyTorch
 #
-# ### Balise 1 · A stage on each rank, and a step with GPipe · about 10 min
+# ### Balise 1 · A stage on each rank, and a step with GPipe · about 14 min
 #
 # Every rank calls these three. A `PipelineStage` wraps a rank's layers, so that they can send and receive.
 #
@@ -237,7 +237,7 @@ rows = [(name, ranks[0][0], " | ".join(" ".join(f"{norm:.4f}" for norm in norms)
 report.table({"": "{}", "loss": "{:.6f}", "gradient norms of the layers, by rank": "{}"}, rows)
 
 # %% [markdown]
-# ### Balise 2 · 1F1B, and enough micro-batches · about 7 min
+# ### Balise 2 · 1F1B, and enough micro-batches · about 10 min
 #
 # In 1F1B a rank begins backwards as soon as it can, so stage $s$ of $p$, counted from 0, keeps at most $p - s$
 # micro-batches. More micro-batches then cost no memory, and they shrink the bubble's share, $(p-1)/(m+p-1)$.
@@ -315,7 +315,7 @@ report.table({"bubble of 4 stages, at most": "{:.0%}", "micro-batches": "{}", "s
 # stage        0  0  2  2  0  0  2  2
 # ```
 #
-# ### Balise 3 · Several chunks on a rank · about 10 min
+# ### Balise 3 · Several chunks on a rank · about 13 min
 #
 # - `placement`: for each rank, the list of its `(stage, [numbers of its layers])` in order of stage. `layers` has the
 #   numbers of each stage.
@@ -401,7 +401,7 @@ report.gantt(shown, unit="time of a forward pass of a whole rank")
 # W$, and **nobody waits for** $\partial W = \partial y^\top x$. Zero-bubble schedules do the first at once ("I"), and
 # fill idle slots with the second ("W").
 #
-# ### Balise 4 · Backward in two halves, and ZB-H1 · further · about 17 min
+# ### Balise 4 · Backward in two halves, and ZB-H1 · further · about 19 min
 #
 # `SplitStage.forward` is given. It keeps the *outputs* $o_1, o_2, \ldots$ of the layers that have weights:
 #
@@ -527,7 +527,7 @@ SCHEDULES = {  # name: (orders of all ranks from (n_ranks, n_micro_batches), sta
 }
 
 # %% [markdown]
-# ### Balise 5 · The schedule with the highest throughput that fits · further · about 9 min
+# ### Balise 5 · The schedule with the highest throughput that fits · further · about 12 min
 #
 # Find the fastest schedule that fits into the memory of **every** rank. Stage s is on rank s mod p. In the given
 # search, write
@@ -609,7 +609,7 @@ report.table({"one job, simulated": "{}", "your choice": "{}", "micro-batches": 
 # A `PipelineModule` takes layer **specs** (a class and its arguments), builds only a rank's own layers, and hides its
 # 1F1B schedule.
 #
-# ### Balise 6 · The same model for DeepSpeed · further · about 10 min
+# ### Balise 6 · The same model for DeepSpeed · further · about 13 min
 #
 # - `layer_specs([64, 128, 10])` are the specs of `nn.Linear(64, 128)`, `nn.GELU()`, `nn.Linear(128, 10)`. Write the
 #   loop.

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Tensor slicing, under the hood · about 100 min, core 40
+# # Tensor slicing, under the hood · about 130 min, core 50
 #
 # When a single layer no longer fits on a rank, the layer itself has to be cut. You cut a small transformer over the
 # ranks, as Megatron-LM does.
@@ -191,7 +191,7 @@ found = {"one process": launch.ranks(train, plain, n=1, timeout=120)[0]}
 summary(found)
 
 # %% [markdown]
-# ### Balise 1 · Two conjugate functions · about 9 min
+# ### Balise 1 · Two conjugate functions · about 11 min
 #
 # Every rank holds the same $x$ and computes its own part from it. The sum of the parts is $y$. Autograd sees one rank
 # only, so you write both ends:
@@ -318,7 +318,7 @@ class Ranks(OwnRandom):
 
 
 # %% [markdown]
-# ### Balise 2 · A linear layer cut by columns · about 6 min
+# ### Balise 2 · A linear layer cut by columns · about 9 min
 #
 # Each rank computes some of the **output** features from the whole $x$, and a gather makes $Y$ whole.
 #
@@ -372,7 +372,7 @@ class ColumnLinear(nn.Module):
 tp.check(2, column_part, ColumnLinear)
 
 # %% [markdown]
-# ### Balise 3 · A sliced embedding · further · about 7 min
+# ### Balise 3 · A sliced embedding · further · about 10 min
 #
 # An embedding is a table `(vocabulary, d)`. `SlicedEmbedding` holds `d / N` neighbouring **columns**, for all words,
 # and returns whole vectors on every rank. Only the vectors of the tokens travel. One line to hold the part, one to look
@@ -429,7 +429,7 @@ class VocabularyEmbedding(nn.Module):
 tp.check(3, SlicedEmbedding, VocabularyEmbedding)
 
 # %% [markdown]
-# ### Balise 4 · Attention cut by heads · about 8 min
+# ### Balise 4 · Attention cut by heads · about 12 min
 #
 # Up to the output projection, heads are independent: they are columns that are cut already. Each rank computes `heads /
 # N` of them, from its columns of `query`, `key` and `value` (given). The output projection $W$ takes these heads as its
@@ -499,7 +499,7 @@ class SlicedAttention(nn.Module):
 tp.check(4, row_part, SlicedAttention)
 
 # %% [markdown]
-# ### Balise 5 · A feed-forward from column-cut layers · further · about 4 min
+# ### Balise 5 · A feed-forward from column-cut layers · further · about 7 min
 #
 # The plain `FeedForward` is `up` (d → f), a GELU, and `down` (f → d). The obvious cut is by columns, twice. Write the
 # forward, one line. It's right, but how much does it send?
@@ -574,7 +574,7 @@ def gathered_feed_forward(ranks):
 gathered = messages(launch.ranks(traffic, gathered_feed_forward, n=2)[0])
 
 # %% [markdown]
-# ### Balise 6 · The pair: columns, then rows · about 6 min
+# ### Balise 6 · The pair: columns, then rows · about 10 min
 #
 # No rank needs the whole middle. The GELU works on each element, and a `down` that is cut by **rows** takes just this
 # rank's part. So cut `up` by columns and `down` by rows. Two messages are left: an all-reduce forward and one backward,
@@ -624,7 +624,7 @@ why = "Most of it was the middle, four times as wide as the ends: gathered forwa
 fewer.shows(gathered / paired, "× {:.2f}", why)
 
 # %% [markdown]
-# ### Balise 7 · The whole model · further · about 9 min
+# ### Balise 7 · The whole model · further · about 11 min
 #
 # Norms and dropout stay whole: every rank computes the same from the same numbers. In `SlicedBlock`, write the two
 # halves that are cut (2 lines), the feed-forward as the pair of balise 6.
@@ -809,7 +809,7 @@ from dlojz_tp import planner
 ROUNDS = 20 if FULL else 8  # of the race
 
 # %% [markdown]
-# ### Balise 8 · Tensor groups · further · about 7 min
+# ### Balise 8 · Tensor groups · further · about 11 min
 #
 # `tensor_group(tensor_size)` returns this rank's row of the grid. With 4 ranks and `tensor_size=2`, ranks 0 and 1 get
 # one group, ranks 2 and 3 another. `dist.new_group(ranks)` is a collective of the **whole world**: every rank must make
@@ -846,7 +846,7 @@ def tensor_group(tensor_size):
 tp.check(8, tensor_group)
 
 # %% [markdown]
-# ### Balise 9 · Layers over a group · further · about 8 min
+# ### Balise 9 · Layers over a group · further · about 12 min
 #
 # `GroupRanks(group)` is `Ranks` for the ranks of `group` alone. Autograd calls backward later, so `ctx` has to remember
 # the group.
@@ -935,7 +935,7 @@ class GroupRanks(Ranks):
 tp.check(9, GroupRanks)
 
 # %% [markdown]
-# ### Balise 10 · Data groups · further · about 3 min
+# ### Balise 10 · Data groups · further · about 7 min
 #
 # `data_group(tensor_size)` returns this rank's *column*: the ranks that hold the same slice. The groups are made for
 # you. Write `columns`, a list of lists of ranks (1 line). With 4 ranks and `tensor_size=2` it is `[[0, 2], [1, 3]]`.
@@ -982,7 +982,7 @@ def make_grid(tensor_size):
 
 
 # %% [markdown]
-# ### Balise 11 · Data parallelism across groups · further · about 6 min
+# ### Balise 11 · Data parallelism across groups · further · about 9 min
 #
 # `grid.tensor` and `grid.data` have `rank`, `size` and `group`.
 #
@@ -1048,7 +1048,7 @@ heads = {"ranks": "{}", "in a tensor group": "{}", "parameters": "{:,}", "sequen
 report.table(heads | {f"loss {k}": "{:.5f}" for k in range(3)}, rows)
 
 # %% [markdown]
-# ### Balise 12 · Sequence parallelism · further · about 9 min
+# ### Balise 12 · Sequence parallelism · further · about 12 min
 #
 # Every rank still keeps norms, dropouts and residuals whole for backward. But they treat each **token** by itself, so
 # between the sliced layers a rank can hold `s / N` tokens (Korthikanti and others, 2022). No more bytes travel, as an

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Hybrid parallelism: three dimensions, and the best compromise · about 85 min, core 25
+# # Hybrid parallelism: three dimensions, and the best compromise · about 95 min, core 50
 #
 # You have cut the batch (08, 09), the optimizer states (13, 14), the order of the layers (15, 16) and the layers
 # themselves (17). You put three axes together in one training step that equals one process, and then search for the
@@ -143,7 +143,7 @@ n = sum(p.numel() for p in Transformer(SMALL).parameters())
 print(f"one process: {n:,} parameters, {16 * n / 1e6:.1f} MB; losses", *(f"{loss:.5f}" for loss, _, _ in baseline))
 
 # %% [markdown]
-# ### Balise 1 · A mesh of ranks · about 10 min
+# ### Balise 1 · A mesh of ranks · about 13 min
 #
 # A mesh gives each rank a **place**, one coordinate an axis, as a number has digits. `sizes` says how many ranks each
 # axis has, the outermost first. In `{"pipeline": 2, "data": 3, "tensor": 4}`:
@@ -252,7 +252,7 @@ def make_mesh(sizes):
 
 
 # %% [markdown]
-# ### Balise 2 · One step on three axes · about 12 min
+# ### Balise 2 · One step on three axes · about 15 min
 #
 # From practical works 15 and 17, `SlicedBlock(block, ranks)` cuts a block over the ranks of an axis, and `Entrance` and
 # `Exit` are embedding and head. `run_pipeline` goes forward and backward through all stages and leaves in `p.grad` the
@@ -390,7 +390,7 @@ most.shows(
 # %% [markdown]
 # Tensor and pipeline ranks share the weights. The two data ranks hold the same ones, unless ZeRO shards them.
 #
-# ### Balise 3 · The norm and the loss over the grid · further · about 9 min
+# ### Balise 3 · The norm and the loss over the grid · further · about 12 min
 #
 # To clip, each rank needs the norm of the **whole** model's gradient.
 #
@@ -564,7 +564,7 @@ MIXED = {  # bytes, bfloat16 with Adam, attention fused
 }  # fmt: skip
 
 # %% [markdown]
-# ### Balise 4 · The memory of a rank · further · about 9 min
+# ### Balise 4 · The memory of a rank · further · about 13 min
 #
 # Complete `rank_memory`, in bytes. `widths` is a table such as `MIXED`.
 #
@@ -735,7 +735,7 @@ def draw_memory():
 draw_memory()
 
 # %% [markdown]
-# ### Balise 5 · The time of a step · further · about 9 min
+# ### Balise 5 · The time of a step · further · about 12 min
 #
 # - `stage_time`, one micro-batch on one stage. `products`: the seconds of a layer's products. A forward has
 #   $24bsh^2 + 4bs^2h$ operations, a backward twice as many, and recomputation (`full`) adds a forward. The $t$ ranks
@@ -832,7 +832,7 @@ def divisors(n):
 
 
 # %% [markdown]
-# ### Balise 6 · The search · about 10 min
+# ### Balise 6 · The search · about 14 min
 #
 # The grids that **divide** and **fit** are so few that you can try them all. `search` returns
 # `(seconds, bytes, layout)` of each, the quickest first. Write
@@ -1004,7 +1004,7 @@ def draw_order():
 draw_order()
 
 # %% [markdown]
-# ### Balise 7 · The published table · further · about 7 min
+# ### Balise 7 · The published table · further · about 9 min
 #
 # Megatron-LM's authors published ten runs on 32 to 3,072 A100s (2021). No data sheet gives two constants of your model:
 # the share of the peak that `products` reach, and how often activations go through memory (`traffic`). Fit them to two

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # DeepSpeed and friends: one training, four engines · about 100 min, core 40
+# # DeepSpeed and friends: one training, four engines · about 105 min, core 40
 #
 # The scripts that you will open after this course call DeepSpeed, Accelerate or Lightning Fabric. Here you port one
 # training, a small Llama, to each of them, and see what each does without being asked.
@@ -202,7 +202,7 @@ compared("ours (DDP)")
 # %% [markdown]
 # Every port must reproduce these losses.
 #
-# ### Balise 1 · The arithmetic of batches · further · about 13 min
+# ### Balise 1 · The arithmetic of batches · further · about 14 min
 #
 # A step moves the weights once, after `batch` samples. Each rank takes `accumulation` **micro-batches** of `micro`
 # samples in turn, so only the activations of `micro` samples are in memory:
@@ -289,7 +289,7 @@ for ranks in (64, 32):
 # The same files on half of the ranks: two libraries keep the step. In the two others it becomes half as large without a
 # word, and the learning rate doesn't know.
 #
-# ### Balise 2 · A configuration for DeepSpeed · further · about 8 min
+# ### Balise 2 · A configuration for DeepSpeed · further · about 10 min
 #
 # `deepspeed.initialize(model=…, optimizer=…, config=…)` wraps a model in an **engine**. A dictionary tells it what to
 # do, but some defaults are surprising, and an unknown key is ignored without a word. So the only proof of a
@@ -347,7 +347,7 @@ def deepspeed_config(plan):
 tp.check(2, deepspeed_config)
 
 # %% [markdown]
-# ### Balise 3 · The engine's loop · about 10 min
+# ### Balise 3 · The engine's loop · about 15 min
 #
 # **`engine_step`** makes one step. `pieces` are this rank's micro-batches, as many as the engine accumulates.
 # `engine(tokens)` is the model's forward. `engine.backward(loss)` divides by the number of micro-batches and sends
@@ -470,7 +470,7 @@ if rows:
 # short, take stage 1. The peak says little about stage 3 here: it keeps gathered weights up to a limit
 # (`stage3_max_live_parameters`) that is larger than this model.
 #
-# ### Balise 4 · A fused optimizer · further · about 8 min
+# ### Balise 4 · A fused optimizer · further · about 11 min
 #
 # On a GPU every operator is a launch that the CPU has to prepare. A plain loop launches about ten for **each** tensor.
 # A *fused* optimizer updates many at once: `torch._foreach_mul_(tensors, 0.9)` multiplies a list in place, in one call.
@@ -683,7 +683,7 @@ class OneBitState:
 
 
 # %% [markdown]
-# ### Balise 5 · 1-bit Adam · further · about 11 min
+# ### Balise 5 · 1-bit Adam · further · about 15 min
 #
 # - `compress(x)` gives the signs of `x`, packed, and the scales.
 # - `expand(bits, scales)` gives plus or minus the scale.
@@ -954,7 +954,7 @@ found["one process"] = launch.ranks(measured, ported, train_alone, RANKS * MICRO
 compared("one process")
 
 # %% [markdown]
-# ### Balise 6 · Accelerate · about 11 min
+# ### Balise 6 · Accelerate · about 14 min
 #
 # A script shouldn't ask in each line how many processes there are. Accelerate finds that out once.
 # **`train_with_accelerate`** is `train_alone` for as many processes as there are: each calls it with the same model and
@@ -1084,7 +1084,7 @@ if said:
 # Without `cpu=True` each of these looks only for cards, finds none, and trains alone on all data. So print
 # `accelerator.num_processes` in the first line of every log.
 #
-# ### Balise 7 · Lightning Fabric · further · about 9 min
+# ### Balise 7 · Lightning Fabric · further · about 12 min
 #
 # Fabric hides less than Accelerate: *you* count micro-batches, and say when gradients travel. In return nothing happens
 # that isn't in the loop, and the same loop runs under `strategy="ddp"` and, on cards, `"fsdp"`.

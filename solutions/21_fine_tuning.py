@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Fine-tuning: learn little, keep much · about 100 min, core 45
+# # Fine-tuning: learn little, keep much · about 125 min, core 55
 #
 # Take a network trained on a lot of data and teach it a new task with a few examples. Here you freeze a body, compute its
 # features once, and give each layer its own rate. Then you write **LoRA**, which learns two thin matrices instead of a full
@@ -157,7 +157,7 @@ print(f"{numbers:,} numbers learn; Adam's state: {measure.human_bytes(8 * number
 # %% [markdown]
 # ## A frozen body
 #
-# ### Balise 1 · Freeze · about 8 min
+# ### Balise 1 · Freeze · about 12 min
 #
 # `Transfer` is a body that doesn't change and a head that learns. Setting `requires_grad` isn't enough: in training mode the body's
 # batch norms would use the statistics of your few images and update their running averages.
@@ -212,7 +212,7 @@ tp.check(1, Transfer, learning)
 # %% [markdown]
 # ## Features once
 #
-# ### Balise 2 · Features, computed once · about 7 min
+# ### Balise 2 · Features, computed once · about 10 min
 #
 # A frozen body gives the same features in every epoch, so compute them once and train only the head on them.
 #
@@ -368,7 +368,7 @@ report.table({"body": "{}", "new classes": "{:.3f}", "old classes": "{:.3f}"}, r
 # %% [markdown]
 # ## A rate for each layer
 #
-# ### Balise 3 · Rates by layer · about 8 min
+# ### Balise 3 · Rates by layer · about 12 min
 #
 # First layers see edges and colours, which every task needs; last layers see details of their task. So the head learns at the full
 # `rate`, and each layer before it, even one without parameters, at `factor` times the rate of the next.
@@ -410,7 +410,7 @@ tp.check(3, by_layer)
 # %% [markdown]
 # ## Head first, then more · further
 #
-# ### Balise 4 · Thaw · further · about 8 min
+# ### Balise 4 · Thaw · further · about 12 min
 #
 # A new head is random, and its first gradients damage the body. So train the head alone, then thaw the body at a small rate, with
 # the same optimizer.
@@ -483,7 +483,7 @@ show_forgetting()
 #
 # $$y = W x + \tfrac{\alpha}{r}\, B\,(A\,x)$$
 #
-# ### Balise 5 · LoRA · about 12 min
+# ### Balise 5 · LoRA · about 15 min
 #
 # - **`LoRALinear`** wraps a linear layer and freezes it. Draw `A` as `nn.Linear` draws a weight; `B` is zero, so nothing
 #   changes at first. 4 lines and 1.
@@ -620,7 +620,7 @@ digit_accuracy = show_lora()
 # %% [markdown]
 # ## Merge, and an adapter in a file · further
 #
-# ### Balise 6 · Merge, unmerge, save, load · further · about 17 min
+# ### Balise 6 · Merge, unmerge, save, load · further · about 21 min
 #
 # After training, merge $\Delta$ into $W$, and the model is as fast as the base. Or save a task as a small file.
 #
@@ -736,7 +736,7 @@ show_two_tasks()
 # %% [markdown]
 # ## Four bits · further
 #
-# ### Balise 7 · NF4 by blocks · further · about 13 min
+# ### Balise 7 · NF4 by blocks · further · about 16 min
 #
 # The base is only read, so four bits suffice. NF4 (Dettmers and others, 2023, arXiv 2305.14314) has 16 values, quantiles of a
 # normal distribution. Each block of 64 weights is divided by its largest magnitude, its *scale*. A weight's *code* is the
@@ -824,7 +824,7 @@ tp.check(7, to_nf4, from_nf4)
 # %% [markdown]
 # ## QLoRA: an adapter on four bits · further
 #
-# ### Balise 8 · A LoRA layer on a packed base · further · about 16 min
+# ### Balise 8 · A LoRA layer on a packed base · further · about 19 min
 #
 # **`QLoRALinear`** is a `LoRALinear` with its base weight in NF4. It holds no full weight: forward and backward unpack it, use
 # it and forget it. 2, 6 and 2 lines.

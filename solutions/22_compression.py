@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Compression: smaller, and sometimes faster · about 100 min, core 30
+# # Compression: smaller, and sometimes faster · about 105 min, core 40
 #
 # A model is trained once and then queried for years. What counts now is the cost of an answer: bytes and time. In the
 # core you write **quantization**: integers of 8 bits replace floats in a whole network. The further parts add
@@ -136,7 +136,7 @@ report.table({"": "{}", "bytes": "{:,}", "accuracy": "{:.3f}"}, [("float32", byt
 #
 # The gradient of the soft part shrinks like $1 / T^2$, and the factor $T^2$ makes up for it.
 #
-# ### Balise 1 · Distillation · further · about 5 min
+# ### Balise 1 · Distillation · further · about 8 min
 #
 # **`distillation_loss(student, teacher, labels, temperature, weight)`** returns $L$, where `weight` is $\lambda$. The
 # part with the labels is given. Write `soft`, including $T^2$. No gradient may reach the teacher. Logits can be in the
@@ -300,7 +300,7 @@ def limits(bits, symmetric):
 
 
 # %% [markdown]
-# ### Balise 2 · Affine quantization · about 11 min
+# ### Balise 2 · Affine quantization · about 13 min
 #
 # - **`affine(low, high, ...)`** returns scale and zero point. First widen the range until it contains 0, which must be
 #   represented exactly. Two steps are given. At the end, map `low` to $q_{\min}$ and `high` to $q_{\max}$.
@@ -416,7 +416,7 @@ def fixed_point(real):
 
 
 # %% [markdown]
-# ### Balise 3 · A network in integers · about 11 min
+# ### Balise 3 · A network in integers · about 15 min
 #
 # - **`fold(layer, norm)`** merges a layer and its batch norm. Write the gain of each channel, and the bias for a layer
 #   without one.
@@ -585,7 +585,7 @@ faster.shows(raced[0][2] / raced[1][2], "× {:.1f}", "The bytes are always a qua
 # $$\frac{\partial \hat x}{\partial x} := \begin{cases} 1 & q_{\min} \le \operatorname{round}(x / s) + z \le q_{\max} \\
 # 0 & \text{elsewhere (saturated)} \end{cases}$$
 #
-# ### Balise 4 · Training through the rounding · further · about 5 min
+# ### Balise 4 · Training through the rounding · further · about 9 min
 #
 # - **`fake_quantize(x, scale, zero, ...)`** returns $\hat x$, float32, with the gradient above. Given are `back`, which
 #   is $\hat x$ without a gradient, and `steps`, the integers before they saturate. Write what is returned.
@@ -710,7 +710,7 @@ show_training()
 # Meanwhile the zeros must stay zero. Momentum from before the pruning would still move them. They are therefore
 # restored after each step, in the weight and in the optimizer's state.
 #
-# ### Balise 5 · Pruning by magnitude · further · about 9 min
+# ### Balise 5 · Pruning by magnitude · further · about 11 min
 #
 # - **`magnitude_masks(weights, sparsity, by_layer=False)`** returns a boolean mask for each tensor, `True` where the
 #   weight stays. In each group, exactly the `round(sparsity * n)` smallest of `n` magnitudes go, even if many are
@@ -821,7 +821,7 @@ show_pruned()
 # the rows of the first matrix, its bias and the columns of the second in the same way, and the network computes the
 # same. A good order keeps more magnitude (Pool and Yu, 2021).
 #
-# ### Balise 6 · Two of four · further · about 11 min
+# ### Balise 6 · Two of four · further · about 14 min
 #
 # - **`two_of_four(weight)`** returns a boolean mask: `True` for exactly two of every four consecutive inputs, those of
 #   largest magnitude.
@@ -999,7 +999,7 @@ E5M2 = 2, -14, 57344.0
 E2M1 = 1, 0, 6.0
 
 # %% [markdown]
-# ### Balise 7 · Eight bits of floating point · further · about 9 min
+# ### Balise 7 · Eight bits of floating point · further · about 12 min
 #
 # - **`round_float(x, mantissa, least, most)`** returns $\hat x$, float32, rounded to `mantissa` bits, halves to the
 #   even neighbour. `least` is $e_{\min}$. Saturation at `most` is given.

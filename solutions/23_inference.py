@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Inference: a token at a time · about 100 min, core 30
+# # Inference: a token at a time · about 110 min, core 55
 #
 # A language model writes one token after the other, and each needs a pass through the whole model. You write the parts
 # that make this cheap, for a small Llama: the **KV cache**, **paged attention**, **continuous batching**, and then
@@ -160,7 +160,7 @@ report.table(HEADS, plain)
 # returns logits `(b, s, v)` for these tokens. In each layer, the model calls `attend(layer, q, k, v)` in place of
 # attention.
 #
-# ### Balise 1 · A cache of keys and values · about 9 min
+# ### Balise 1 · A cache of keys and values · about 14 min
 #
 # **`Cache().attend(layer, q, k, v)`** gets `s` new tokens of one layer: `q`, `(b, h, s, size)`, has h heads; `k` and
 # `v`, `(b, g, s, size)`, have g heads, perhaps fewer (`enable_gqa` shares them). Append `k` and `v` to what the cache
@@ -249,7 +249,7 @@ print(f"{same} of {PROMPT.shape[1] + 256} tokens are the same as without the cac
 #
 # $$\text{seconds} \approx \max\left( \frac{\text{FLOP}}{\text{peak}},\ \frac{\text{bytes}}{\text{bandwidth}} \right)$$
 #
-# ### Balise 2 · What a token costs · further · about 8 min
+# ### Balise 2 · What a token costs · further · about 13 min
 #
 # **`pass_cost(config, batch, seen, new, size)`** returns `(FLOP, bytes)` of one pass over `batch` rows. Each row has
 # `seen` tokens in its cache and brings `new` ones. Given are `weights`, those of all matrices, the width `d`, and
@@ -385,7 +385,7 @@ estimate()
 # Sequences with the same beginning share its blocks. Before a sequence writes into a shared block, it takes a copy:
 # **copy on write**.
 #
-# ### Balise 3 · Paged attention · about 13 min
+# ### Balise 3 · Paged attention · about 17 min
 #
 # `free` lists the blocks that no table holds, `holders` counts the tables of each block. A table never has spare
 # blocks.
@@ -558,7 +558,7 @@ report.table({"reserved": "{}", "room for tokens": "{:,}", "holds tokens": "{:.0
 # Since nobody reserves memory, it can run out. Then a request is **preempted**: it gives up its blocks, keeps its
 # tokens, and computes keys and values again later.
 #
-# ### Balise 4 · Continuous batching · about 10 min
+# ### Balise 4 · Continuous batching · about 14 min
 #
 # A request has a `prompt` and an `output` in tokens, and `done`, the tokens generated so far. A step gives every
 # running request one more token. It needs blocks for the `prompt + done` tokens that it has *before* the step.
@@ -743,7 +743,7 @@ draw_acceptance()
 # The target read each guess after the ones before, so after a rejection the rest means nothing. If all $k$ are kept,
 # the same pass gives one more token.
 #
-# ### Balise 5 · Speculative decoding · further · about 6 min
+# ### Balise 5 · Speculative decoding · further · about 12 min
 #
 # **`verify(target, draft, drafted, uniforms)`** gets the `drafted` tokens, `(k,)`. `target`, `(k + 1, v)`, has the
 # target's probabilities at the $k$ places and after the last, `draft`, `(k, v)`, the draft's. `uniforms`, `(k,)`, are
@@ -881,7 +881,7 @@ print(f"\nAt temperature 0 the text is that of plain decoding: {greedy[0] == gre
 # score, and the best survive. A beam may have several children, which share its past, or none. Without shared blocks, a
 # step would copy whole caches.
 #
-# ### Balise 6 · Beam search on blocks · further · about 10 min
+# ### Balise 6 · Beam search on blocks · further · about 12 min
 #
 # **`beam_search(pool, table, length, logits, width, count, step)`** continues a prompt by `count` tokens. The blocks of
 # `table` hold the prompt's `length` tokens, and `logits` `(vocabulary,)` are the model's after it. The score of a
@@ -1001,7 +1001,7 @@ def cut_feed_forward(layer, ranks):
 # With grouped heads, one thing changes. If 8 heads of queries share 2 key heads, queries 0 to 3 read the first and 4 to
 # 7 the second. On four ranks, ranks 0 and 1 both keep the first key head, 2 and 3 the second.
 #
-# ### Balise 7 · Heads on several ranks · further · about 7 min
+# ### Balise 7 · Heads on several ranks · further · about 13 min
 #
 # **`cut_attention(attention, ranks)`** gets this rank's copy of a `LlamaAttention` and returns it with this rank's
 # heads: the first rank has the first. `ranks` has `rank` and `size`. The heads are one after the other, `size` numbers

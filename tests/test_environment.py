@@ -15,7 +15,7 @@ import yaml
 
 from dlojz_tp.works.source import ROOT
 
-CONDA_NAMES = {"pytorch": "torch", "matplotlib-base": "matplotlib", "ray-tune": "ray"}
+CONDA_NAMES = {"pytorch": "torch", "matplotlib-base": "matplotlib"}
 
 
 def split(requirement):
