@@ -11,39 +11,46 @@ from dlojz_tp.planner.pipeline import PipelineEvent
 
 HINTS = {
     "simulated": "planner.{name} simulates a whole step. The bubble of an ideal pipeline is a formula of two numbers: count turns.",
-    "worked-share": "That is the share of the time in which a stage works. The bubble is the rest of it.",
-    "over-ideal": "(p − 1) / m compares the waiting with the work. The bubble is the share of the whole time, which is work and "
-    "waiting: m + p − 1 turns.",
-    "bubble-off-by-one": "One turn too many or too few. A step takes m + p − 1 turns, and each stage works in m of them.",
-    "whole-numbers": "A share is between 0 and 1; this one was rounded to a whole number: / divides, // rounds down.",
-    "wrong-bubble": "That is not the share of the time that a stage waits.",
-    "percent": "These are percent. A share is a number from 0 to 1, which is printed as percent.",
+    "worked-share": "That is the share of the time in which a stage works. The bubble is the rest.",
+    "over-ideal": "(p − 1) / m compares the waiting with the work. The bubble is a share of the whole time, work "
+                  "and waiting together: m + p − 1 turns.",
+    "bubble-off-by-one": "You count one turn too many or too few. A step takes m + p − 1 turns, and each stage "
+                         "works in m of them.",
+    "whole-numbers": "A share is between 0 and 1, but this one was rounded to a whole number: / divides, // rounds "
+                     "down.",
+    "wrong-bubble": "That isn't the share of the time that a stage spends waiting.",
+    "percent": "That is a percentage. Return the share as a number from 0 to 1; it is printed as a percentage later.",
     "not-a-share": "The bubble is one number, a float from 0 to 1.",
     "not-a-count": "A number of micro-batches is a whole number, an int.",
-    "no-micro-batch": "At least one micro-batch is needed, even where there is nothing to hide.",
+    "no-micro-batch": "At least one micro-batch is needed, even when there is nothing to hide.",
     "too-few": "With {m} micro-batches the bubble is {bubble:.4f}, which is more than {share}. Round up.",
-    "ceil-of-a-float": "The share is met exactly by {truth}. As floats, 3 * (1 - 0.2) / 0.2 is a little more than 12, and rounding up makes one more "
-    "of it. Compare the bubble itself with the share, or take a little off before you round up.",
-    "too-many": "{m} micro-batches are enough, but not the fewest. Where the share is met exactly, one more is one too many.",
+    "ceil-of-a-float": "{truth} micro-batches meet the share exactly. In floats, 3 * (1 - 0.2) / 0.2 is a little "
+                       "more than 12, so rounding up gives one too many. Compare the bubble itself with the share, "
+                       "or subtract a little before you round up.",
+    "too-many": "{m} micro-batches are enough, but not the fewest. When the share is met exactly, one more is one "
+                "too many.",
     "idle-not-busy": "That is the share of the time in which the ranks work.",
-    "clock-zero": "The clock does not begin at 0 when the step begins. The step lasts from the first begin to the last end.",
-    "order-assumed": "The events are not in the order of time: those of all ranks are mixed. Look for the smallest begin and the "
-    "largest end.",
-    "own-window": "Each rank was timed from its own first action to its own last one. A rank that waits for its first "
-    "micro-batch waits too: all ranks have the time of the whole step.",
-    "ranks-forgotten": "The work of all ranks is compared with the time of one. The step offers its length once a rank.",
-    "ranks-miscounted": "The ranks here are {ranks}: {n} of them. Count the different ranks in the events, not the stages, and not from 0.",
-    "wrong-idle": "That is not the share of all ranks' time in which they do nothing.",
-    "not-costs": 'Return a dictionary: for each kind of action, such as "F", a list with one number a stage.',
-    "kind-missing": "The kinds in these events are {kinds}. Each has its costs.",
-    "per-rank": "One number a stage, in the order of the stages: rank {rank} holds two of them here.",
-    "stages-shuffled": "These are the right numbers in another order: stage 0 comes first, wherever its events stand.",
-    "nothing-to-take": "For some kind and stage there is no event ({error}). Here the kinds are {kinds}, the stages 0 to {last}, and the "
-    "ranks {ranks}: take kinds and stages from the events.",
-    "mean-not-median": "That is the mean. One action that another program disturbed moves it: take the median.",
-    "cost-summed": "That is the time of all micro-batches together. The cost is that of one.",
-    "wrong-cost": "The cost of an action is its end − its begin; take the median over the micro-batches.",
-    "events-changed": "The list of events was changed. Leave it as it is: it is drawn afterwards.",
+    "clock-zero": "The clock isn't at 0 when the step begins. The step lasts from the first begin to the last end.",
+    "order-assumed": "The events aren't sorted by time: those of all ranks are mixed. Look for the smallest begin "
+                     "and the largest end.",
+    "own-window": "You time each rank from its own first action to its own last one. Waiting for the first "
+                  "micro-batch is waiting too: the time of every rank is that of the whole step.",
+    "ranks-forgotten": "You compare the work of all ranks with the time of one. The time available is the length "
+                       "of the step times the number of ranks.",
+    "ranks-miscounted": "The ranks here are {ranks}: {n} of them. Count the different ranks in the events, not the "
+                        "stages, and don't assume that they start at 0.",
+    "wrong-idle": "That isn't the share of all ranks' time in which they do nothing.",
+    "not-costs": 'Return a dictionary: for each kind of action, such as "F", a list with one number per stage.',
+    "kind-missing": "The kinds in these events are {kinds}. Each needs its own list of costs.",
+    "per-rank": "Return one number per stage, in the order of the stages. Here rank {rank} holds two of them.",
+    "stages-shuffled": "These are the right numbers in the wrong order: stage 0 comes first, wherever its events "
+                       "are in the list.",
+    "nothing-to-take": "Some pair of kind and stage has no event ({error}). Here the kinds are {kinds}, the stages "
+                       "0 to {last}, and the ranks {ranks}: take kinds and stages from the events.",
+    "mean-not-median": "That is the mean. One action disturbed by another program shifts it: take the median.",
+    "cost-summed": "That is the time of all micro-batches together. The cost is the time of one.",
+    "wrong-cost": "The cost of an action is its end minus its begin; take the median over the micro-batches.",
+    "events-changed": "You changed the list of events. Leave it as it is: it is drawn afterwards.",
 }  # fmt: skip
 
 CASES = [(p, m) for p in (2, 3, 4, 8) for m in (1, 2, 3, 7, 8, 20)] + [(1, 1), (1, 5)]

@@ -17,46 +17,57 @@ from dlojz_tp.probes.traffic import Traffic, sent
 
 WIDTHS = (5, 7, 4, 6, 3, 8, 2)  # of the activations between the layers, so that no two stages are alike
 HINTS = {
-    "ranks-hang": "The ranks wait for each other: {error}. Does each receive have its send, and each send its receive, in the same lane "
-    "and order, on the right neighbour? A send that is not waited for before the function ends may be lost.",
-    "inputs-everywhere": "A stage got something of another width ({error}). Only the first stage takes the inputs; the "
-    "others receive what the stage before has sent. place.before may be rank 0, which counts as false: compare with `is None`.",
-    "library-pipeline": "torch.distributed.pipelining does this work for you. Here you write it.",
-    "not-its-input": "Stage {stage} ran on something else than what the stage before gave: each rank computes its own layers, on "
-    "the activations that it received.",
-    "collective-used": "{name} was called. A pipeline needs messages between neighbours only.",
-    "sends-not-waited": "{n} sends were started and never waited for: wait() for each once the gradient is back, and for all before you return, or a message may be lost.",
-    "chain-cut": "Stage {stage} of {n_stages} has no gradients. The graph ends at what was received: call y.backward() with "
-    "the gradient that the stage behind sends back.",
-    "sizes-differ": "A message has another size than its buffer ({error}). An activation's shape is in its header, of which only the first `dims` sizes count; a gradient has the shape of this stage's output. And what belongs to micro-batch k is found by k.",
-    "gradient-forgotten": "Only the loss is a number. A stage that has no loss hands backward() the gradient that it received: "
-    "y.backward(gradient). place.behind may be rank 0, which counts as false: compare with `is None`. ({error})",
-    "no-graph": "There is no graph to go back through ({error}). The forward runs with one: no torch.no_grad() around it, and "
-    "backward() starts at what the stage gave, not at a detached copy.",
-    "no-backward": "Stage {stage} of {n_stages} has no gradients: it has the loss, and no backward() started from it.",
-    "no-gradient-to-send": "There is no gradient to send back ({error}). Back goes the gradient of what was received, x, once "
-    "y.backward() with the gradient that arrives has come through it.",
-    "gradients-cleared": "A second call starts anew: gradients are to add up in p.grad, as backward() does it.",
-    "weights-changed": "The weights of a stage changed. All micro-batches of a step must see the same weights: the update "
-    "comes after the step, and is not made here.",
-    "loss-missing": "The last stage returns the loss; here it returned {kind}.",
-    "loss-everywhere": "Stage {stage} returned {kind}. Only the last stage knows the loss: the others return None.",
-    "loss-with-graph": "The returned loss still has its graph, and keeps the last stage's activations alive: detach() it.",
-    "wrong-loss": "The loss is not that of the whole batch.",
-    "loss-of-one": "This is the loss of one micro-batch. The mean over the batch has a part from each.",
-    "loss-not-scaled": "This is the sum of the micro-batches' losses. The mean over the batch weights each by its share of the rows.",
-    "wrong-gradients": "The gradients of stage {stage} are not those of the model in one process.",
-    "gradients-of-one": "These are the gradients of one micro-batch alone. Backward adds to p.grad: nothing clears it between "
-    "the micro-batches.",
-    "gradients-scaled": "The gradients of stage {stage} are {factor:.4g} times those of the model in one process: something is scaled, or "
-    "counted, where it should not be.",
-    "gradient-of-ones": "Backward started from the sum of the output, not from the gradient that the stage behind sent.",
-    "not-scaled": "The gradients are too large by the number of micro-batches: each micro-batch's loss is a mean of its own. "
-    "Weight it by its share of the batch.",
-    "uneven-weights": "Right where the batch divides, wrong where it does not: a micro-batch with fewer rows counts less. "
-    "Weight each loss by its rows over all rows.",
-    "gradient-of-another": "The gradients of stage {stage} come from (x, y) of one micro-batch and the gradient of another: both "
-    "must have the same number. A receive that is started early takes what the neighbour sends next.",
+    "ranks-hang": "The ranks wait for each other: {error}. Does each receive have a matching send, and each send a "
+                  "matching receive, in the same lane and order, with the right neighbour? A send that isn't "
+                  "waited for before the function ends may be lost.",
+    "inputs-everywhere": "A stage got an input of the wrong width ({error}). Only the first stage takes the "
+                         "inputs; the others receive what the previous stage has sent. place.before may be rank 0, "
+                         "which counts as false: compare with `is None`.",
+    "library-pipeline": "torch.distributed.pipelining does this work for you. Here you write it yourself.",
+    "not-its-input": "Stage {stage} ran on something other than the previous stage's output. Each rank computes "
+                     "its own layers, on the activations that it received.",
+    "collective-used": "{name} was called. A pipeline needs only messages between neighbours.",
+    "sends-not-waited": "{n} sends were started and never waited for. Call wait() on each once the gradient is "
+                        "back, and on all of them before you return, or a message may be lost.",
+    "chain-cut": "Stage {stage} of {n_stages} has no gradients. Its graph ends at the tensor that it received: "
+                 "call y.backward() with the gradient that the next stage sends back.",
+    "sizes-differ": "A message and its buffer differ in size ({error}). An activation's shape is in its header, "
+                    "where only the first `dims` sizes count; a gradient has the shape of this stage's output. And "
+                    "look up everything that belongs to micro-batch k by k.",
+    "gradient-forgotten": "Only the loss is a single number. A stage that doesn't have the loss hands backward() "
+                          "the gradient that it received: y.backward(gradient). place.behind may be rank 0, which "
+                          "counts as false: compare with `is None`. ({error})",
+    "no-graph": "There is no graph to go back through ({error}). The forward must build one: no torch.no_grad() "
+                "around it, and backward() starts at the stage's output, not at a detached copy.",
+    "no-backward": "Stage {stage} of {n_stages} has no gradients: it has the loss, but no backward() started from it.",
+    "no-gradient-to-send": "There is no gradient to send back ({error}). Send back the gradient of x, the tensor "
+                           "that you received. It exists once you have called y.backward() with the gradient that "
+                           "arrives.",
+    "gradients-cleared": "A second call starts over. Gradients must add up in p.grad, as they do with backward().",
+    "weights-changed": "The weights of a stage changed. All micro-batches of a step must see the same weights: the "
+                       "update comes after the step and isn't made here.",
+    "loss-missing": "The last stage must return the loss; here it returned {kind}.",
+    "loss-everywhere": "Stage {stage} returned {kind}. Only the last stage knows the loss: the others must return "
+                       "None.",
+    "loss-with-graph": "The returned loss still has its graph, which keeps the last stage's activations alive: "
+                       "detach() it.",
+    "wrong-loss": "That isn't the loss of the whole batch.",
+    "loss-of-one": "That is the loss of one micro-batch. Every micro-batch contributes to the mean over the batch.",
+    "loss-not-scaled": "That is the sum of the micro-batches' losses. The mean over the batch weights each one by "
+                       "its share of the rows.",
+    "wrong-gradients": "The gradients of stage {stage} differ from those of the model in one process.",
+    "gradients-of-one": "These are the gradients of one micro-batch alone. Backward adds to p.grad: nothing may "
+                        "clear it between the micro-batches.",
+    "gradients-scaled": "The gradients of stage {stage} are {factor:.4g} times those of the model in one process: "
+                        "something is scaled or counted where it shouldn't be.",
+    "gradient-of-ones": "Backward started from the sum of the output, not from the gradient that the next stage sent.",
+    "not-scaled": "The gradients are too large by a factor equal to the number of micro-batches: each "
+                  "micro-batch's loss is a mean over its own rows. Weight it by its share of the batch.",
+    "uneven-weights": "This is right when the batch divides evenly and wrong when it doesn't: a micro-batch with "
+                      "fewer rows counts less. Weight each loss by its rows over all rows.",
+    "gradient-of-another": "The gradients of stage {stage} combine (x, y) of one micro-batch with the gradient of "
+                           "another. Both must have the same number. A receive that is started early takes "
+                           "whatever the neighbour sends next.",
 }  # fmt: skip
 
 

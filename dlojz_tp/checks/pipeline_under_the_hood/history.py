@@ -6,12 +6,15 @@ from dlojz_tp.checking import Wrong
 from dlojz_tp.checks.pipeline_under_the_hood.streams import RATE, N, batches, drive, stages_of
 
 HINTS = {
-    "history-missing": "After each backward, history gets (micro-batch, version of its forward, version it updates); here it is {got_text}.",
-    "history-wrong": "Micro-batch {k} on stage {stage} of {p} ran forward after {expected_version} updates, and its own update "
-    "came after {expected_update}: history gets ({k}, {expected_version}, {expected_update}), and here it has {got}. Note the version in forward, and count one more after each step.",
-    "optimizer-unused": "The optimizer that was handed in has made no step. Its state (momentum, say) and its options count: let it "
-    "make the update.",
-    "version-stuck": "After {n} updates, `version` is {got_text} on stage {stage} of {p}. It counts the updates.",
+    "history-missing": "After each backward, history gets (micro-batch, version of its forward, version that it "
+                       "updates); here it is {got_text}.",
+    "history-wrong": "Micro-batch {k} on stage {stage} of {p} ran forward after {expected_version} updates, and "
+                     "its own update came after {expected_update}. So history gets ({k}, {expected_version}, "
+                     "{expected_update}), but here it has {got}. Note the version in forward, and add one after "
+                     "each step.",
+    "optimizer-unused": "The optimizer that you were given has made no step. Its state (momentum, for example) and "
+                        "its options matter: let it make the update.",
+    "version-stuck": "After {n} updates, `version` is {got_text} on stage {stage} of {p}. It must count the updates.",
 }  # fmt: skip
 
 

@@ -15,51 +15,60 @@ from dlojz_tp.probes.traffic import Traffic
 from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
-    "groups-not-everywhere": "The ranks stood still, or one gave up: {error}. All ranks of a group make the same calls in the same "
-    "order. new_group(), and an all_reduce() without group=, are calls of the whole world: every rank makes every group, also those "
-    "that it is not in.",
-    "no-group-kept": "{error}: in no turn of the loop did this rank find its own group. Are stage and replica the right way round?",
-    "not-a-grid": "make_grid returns four things: stage, replica, the list of the ranks of this pipeline, a process group. Here: {what}.",
-    "stage-replica-swapped": "Rank {rank} of {size} has stage and replica the wrong way round: rank = replica × n_stages + stage, so that "
-    "neighbours in a pipeline are neighbouring ranks.",
-    "wrong-cell": "Rank {rank} of {size} is on another stage or in another replica: rank = replica × n_stages + stage.",
-    "wrong-pipeline": "The pipeline of rank {rank} is {expected}, the ranks that hold the stages of its replica, from stage 0 on; here it "
-    "is {got}.",
-    "not-in-group": "Rank {rank} is not in the group that it returned, or returned none. All groups are made by all ranks; a rank keeps the one "
-    "it is in, also in later turns of a loop.",
-    "group-along-pipeline": "The data group of rank {rank} holds the stages of one pipeline: other layers, whose gradients have nothing to "
-    "do with each other. It holds the ranks with the same stage.",
-    "group-is-world": "The data group of rank {rank} is the whole world. It holds only the ranks with the same stage.",
-    "wrong-group": "The data group of rank {rank} is not that of the ranks with its stage.",
-    "whole-batch-everywhere": "Replica {replica} ran the whole batch. Each replica takes its own rows: tensor_split by the number of "
-    "replicas.",
-    "share-by-rank": "Rank {rank} ran the rows of one rank. All ranks of a pipeline work on the same rows, those of "
-    "their replica: split by the number of replicas, not of ranks.",
-    "other-rows": "Replica {replica} ran rows {got}; its own are {expected}, x.tensor_split(number of replicas)[replica]: consecutive ones, "
-    "also where the batch does not divide.",
-    "targets-of-others": "The targets are not those of the rows that came with them.",
-    "step-twice": "step() was called {n} times. Once: its gradients add up.",
-    "reduce-not-waited": "When hybrid_step returned, an all-reduce was still on its way. wait() for each that was started with async_op.",
-    "replica-only": "These are the gradients of this replica's rows alone: nothing was added up over the data group, or the sum went into a new "
-    "tensor. Change p.grad in place.",
-    "replicas-summed": "The replicas' means were added up. Each counts by its rows over all rows.",
-    "weighted-late": "Gradients are weighted by the rank's share of the rows after the sum. Each is weighted by its own share, then they "
-    "are added.",
-    "replicas-alike": "Right for equal shares, wrong for shares of another length: weight each by its rows over all rows.",
-    "divided-by-world": "The gradients were divided by the number of ranks. What they are a mean over is the batch, and that is "
-    "shared by the replicas only.",
-    "summed-over-world": "The gradients of all stages were added together: all_reduce without group= is over the whole world.",
+    "groups-not-everywhere": "The ranks are stuck, or one gave up: {error}. All ranks of a group must make the "
+                             "same calls in the same order. new_group(), and all_reduce() without group=, are "
+                             "calls of the whole world: every rank creates every group, even those that it isn't "
+                             "in.",
+    "no-group-kept": "{error}: this rank never found its own group in the loop. Are stage and replica swapped?",
+    "not-a-grid": "make_grid returns four things: the stage, the replica, the list of this pipeline's ranks, and a "
+                  "process group. Here: {what}.",
+    "stage-replica-swapped": "Rank {rank} of {size} has stage and replica swapped: rank = replica × n_stages + "
+                             "stage, so that neighbours in a pipeline are neighbouring ranks.",
+    "wrong-cell": "Rank {rank} of {size} is on the wrong stage or in the wrong replica: rank = replica × n_stages "
+                  "+ stage.",
+    "wrong-pipeline": "The pipeline of rank {rank} is {expected}, the ranks that hold the stages of its replica, "
+                      "starting with stage 0; here it is {got}.",
+    "not-in-group": "Rank {rank} isn't in the group that it returned, or it returned none. All ranks create all "
+                    "groups; a rank keeps the one that it is in, and mustn't lose it in later turns of a loop.",
+    "group-along-pipeline": "The data group of rank {rank} holds the stages of one pipeline. These are different "
+                            "layers, whose gradients have nothing to do with each other. The group must hold the "
+                            "ranks with the same stage.",
+    "group-is-world": "The data group of rank {rank} is the whole world. It must hold only the ranks with the same "
+                      "stage.",
+    "wrong-group": "The data group of rank {rank} isn't the group of the ranks with its stage.",
+    "whole-batch-everywhere": "Replica {replica} ran the whole batch. Each replica takes its own rows: use "
+                              "tensor_split with the number of replicas.",
+    "share-by-rank": "Rank {rank} ran one rank's share of the rows. All ranks of a pipeline work on the same rows, "
+                     "those of their replica: split by the number of replicas, not of ranks.",
+    "other-rows": "Replica {replica} ran rows {got}; its own are {expected}, x.tensor_split(number of "
+                  "replicas)[replica]. They are consecutive, even when the batch doesn't divide evenly.",
+    "targets-of-others": "The targets don't belong to the rows that came with them.",
+    "step-twice": "step() was called {n} times. Call it once: its gradients add up.",
+    "reduce-not-waited": "When hybrid_step returned, an all-reduce was still running. Call wait() for each one "
+                         "that you started with async_op.",
+    "replica-only": "These are the gradients of this replica's rows alone: nothing was summed over the data group, "
+                    "or the sum went into a new tensor. Change p.grad in place.",
+    "replicas-summed": "The replicas' means were added up. Weight each one by its rows over all rows.",
+    "weighted-late": "You weight the gradients by the rank's share of the rows after the sum. Weight each by its "
+                     "own share first, then add them.",
+    "replicas-alike": "This is right for equal shares and wrong for unequal ones: weight each by its rows over all "
+                      "rows.",
+    "divided-by-world": "You divide the gradients by the number of ranks. They are a mean over the batch, and only "
+                        "the replicas share the batch.",
+    "summed-over-world": "The gradients of all stages were added together: all_reduce without group= runs over the "
+                         "whole world.",
     "sent-to-all": "The gradients are right, but {got} bytes of them went to ranks of other stages, which have no use for them. "
     "Average within the data group.",
     "weighted-twice": "The gradients are weighted twice, before the sum and after it.",
-    "grad-none": "A frozen parameter has p.grad None: {error}",
-    "frozen-filled": "A frozen parameter had p.grad None, and has a tensor there now. An optimizer with weight decay or momentum "
-    "would move it: None stays None.",
+    "grad-none": "For a frozen parameter, p.grad is None: {error}",
+    "frozen-filled": "A frozen parameter had p.grad None and now has a tensor there. An optimizer with weight "
+                     "decay or momentum would move it: leave None as it is.",
     "updated-inside": "The weights changed inside the step. The update comes after it, once the gradients of all replicas are there.",
-    "wrong-hybrid": "The gradients are not those of one process with the whole batch.",
-    "loss-of-replica": "That is the loss of this replica's rows. The loss of the batch has a part from each replica.",
-    "loss-unweighted": "The replicas' losses were added or averaged without their rows.",
-    "wrong-hybrid-loss": "The last stage returns the mean loss of the whole batch, a tensor or a number; the others None.",
+    "wrong-hybrid": "The gradients differ from those of one process with the whole batch.",
+    "loss-of-replica": "That is the loss of this replica's rows. Every replica contributes to the loss of the batch.",
+    "loss-unweighted": "The replicas' losses were added or averaged without weighting them by their rows.",
+    "wrong-hybrid-loss": "The last stage must return the mean loss of the whole batch, as a tensor or a number; "
+                         "the others must return None.",
 }  # fmt: skip
 
 # Ranks: numbers of stages; one world after the other. First where replicas and stages are different numbers, so that a
@@ -79,12 +88,8 @@ def balise_10(make_grid, hybrid_step):
     looks = {
         "6 ranks: stage, replica and pipeline of each rank": _of_each(_cell),
         "its data group: the ranks with the same stage": _of_each(_group),
-        "a batch that divides: each pipeline runs its replica's rows, the gradients are those of one process": _trained(
-            0
-        ),
-        "a batch that does not: each pipeline runs its replica's rows, the gradients are those of one process": _trained(
-            1
-        ),
+        "a batch that divides evenly: each pipeline runs its replica's rows, gradients as in one process": _trained(0),
+        "a batch that doesn't: each pipeline runs its replica's rows, gradients as in one process": _trained(1),
         "the loss of the whole batch on the last stage": _of_each(_loss),
     }
     yield from by_worlds(looks, _on_rank, make_grid, hybrid_step, sizes=tuple(WORLDS), known=KNOWN, timeout=6)

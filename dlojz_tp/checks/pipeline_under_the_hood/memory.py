@@ -9,32 +9,38 @@ from dlojz_tp.checks.pipeline_under_the_hood.recomputing import gradients, one_t
 from dlojz_tp.probes.seeded import seeded
 
 HINTS = {
-    "nothing-counted": "A forward has run inside the with block, and `now` is still 0. Count in pack().",
-    "parameters-counted": "{seen} bytes are counted where activations take {truth}: the difference is weights. They stay "
-    "anyway. A linear layer saves a transposed view of its weight, another object with the same memory: compare addresses.",
-    "storage-counted-twice": "{seen} bytes are counted where {truth} are held: what one operation gives and the next one "
-    "takes is saved by both, and it is one storage. Count it when its first holder comes. It is known by untyped_storage().data_ptr(): the "
-    "data_ptr() of a view is where the view begins.",
-    "elements-counted": "These are elements, not bytes: a float64 has 8 of them. A storage knows its nbytes().",
-    "view-bytes": "A view keeps the whole memory it looks at: {truth} bytes are held here, {seen} are counted. Take size and "
-    "address from untyped_storage().",
-    "wrong-bytes": "The bytes are not those that are held.",
-    "saved-for-ever": "Backward has freed what it used, and `now` did not go down. When the graph lets go of a Kept, it is "
-    "gone: weakref.finalize(kept, function, …) calls a function then.",
-    "own-graph": "An output was dropped without its backward, and {seen} bytes stay for ever: what tanh saves is its own result, "
-    "which holds the graph that holds it. Keep tensor.detach(): the same memory, without the graph.",
-    "peak-of-all": "`peak` is the sum of all that was ever saved. It is the highest value that `now` has had.",
-    "peak-lost": "`now` is right, and `peak` is not the highest value that it has had.",
-    "freed-when-read": "backward(retain_graph=True) reads what is saved and keeps it, so nothing is free yet. Count down when "
-    "the Kept itself goes, not in unpack().",
-    "given-back-twice": "{seen} bytes: a storage was given back once for each of its holders. It counts once, so it goes once.",
-    "first-one-gone": "{seen} bytes are counted while {truth} are still held: a storage is free when the last of its "
-    "holders is gone, not the first.",
-    "seen-for-ever": "The second micro-batch is not counted in full: freed memory is used again, at the same address. Forget an "
-    "address when its last holder is gone.",
-    "copy-kept": "Backward gets a copy, and what was counted is the original, which is gone by then. Keep tensor.detach(): the same "
-    "memory, without the graph.",
-    "hooks-spoil": "With the hooks the gradients are not what they are without: unpack() returns the tensor as it was saved.",
+    "nothing-counted": "A forward has run inside the with block, but `now` is still 0. Count in pack().",
+    "parameters-counted": "You count {seen} bytes, but activations take {truth}: the difference is weights. They "
+                          "stay in memory anyway. A linear layer saves a transposed view of its weight, which is "
+                          "another object with the same memory: compare addresses.",
+    "storage-counted-twice": "You count {seen} bytes, but {truth} are held. One operation's output is the next "
+                             "one's input: both save it, but it is one storage. Count it when its first holder "
+                             "comes. Identify it by untyped_storage().data_ptr(): the data_ptr() of a view is "
+                             "where the view begins.",
+    "elements-counted": "These are elements, not bytes: a float64 has 8 bytes. A storage knows its nbytes().",
+    "view-bytes": "A view keeps all the memory that it looks into: {truth} bytes are held here, but you count "
+                  "{seen}. Take size and address from untyped_storage().",
+    "wrong-bytes": "These aren't the bytes that are held.",
+    "saved-for-ever": "Backward has freed what it used, but `now` didn't go down. When the graph lets go of a "
+                      "Kept, the Kept is gone: weakref.finalize(kept, function, …) calls a function at that moment.",
+    "own-graph": "An output was dropped without its backward, and {seen} bytes are never freed: tanh saves its own "
+                 "result, which holds the graph that holds it. Keep tensor.detach(): the same memory, without the "
+                 "graph.",
+    "peak-of-all": "`peak` is the sum of everything that was ever saved. It must be the highest value that `now` "
+                   "has had.",
+    "peak-lost": "`now` is right, but `peak` isn't the highest value that `now` has had.",
+    "freed-when-read": "backward(retain_graph=True) reads what was saved and keeps it, so nothing is freed yet. "
+                       "Count down when the Kept itself goes, not in unpack().",
+    "given-back-twice": "{seen} bytes: you subtract a storage once for each of its holders. It is counted once, so "
+                        "subtract it once.",
+    "first-one-gone": "You count {seen} bytes while {truth} are still held: a storage is free when its last holder "
+                      "is gone, not its first.",
+    "seen-for-ever": "The second micro-batch isn't counted in full: freed memory is reused, at the same address. "
+                     "Forget an address when its last holder is gone.",
+    "copy-kept": "Backward gets a copy, and the original, which you counted, is gone by then. Keep "
+                 "tensor.detach(): the same memory, without the graph.",
+    "hooks-spoil": "With the hooks, the gradients differ from those without: unpack() must return the tensor as it "
+                   "was saved.",
 } | recomputing.HINTS  # fmt: skip
 
 WIDE, HIDDEN, OUT = 16, 24, 8
@@ -72,11 +78,11 @@ def balise_7(SavedBytes, recompute):  # noqa: N803
     with one_thread():
         yield "what one forward keeps: each storage once, no weights"
         _forward(SavedBytes)
-        yield "backward gives it back, and the peak stays"
+        yield "backward frees it, and the peak stays"
         _backward(SavedBytes)
-        yield "the peaks of naive, GPipe and 1F1B; memory that is used again"
+        yield "the peaks of naive, GPipe and 1F1B; memory that is reused"
         _orders(SavedBytes)
-        yield "a graph that is kept, one that is dropped, views of one storage; gradients as without hooks"
+        yield "a graph that is kept, a graph that is dropped, views of one storage; gradients as without hooks"
         _kept(SavedBytes)
         _views(SavedBytes)
         yield from recomputing.recomputing(recompute)
@@ -195,6 +201,6 @@ def _views(SavedBytes):  # noqa: N803
         known = {2 * (whole + each): "storage-counted-twice"}
         _compare(meter.now, whole + 2 * each, known, "of two micro-batches that are views of one batch")
         first.sum().backward()
-        _compare(meter.now, whole + each, {each: "first-one-gone"}, "when one of the two is through")
+        _compare(meter.now, whole + each, {each: "first-one-gone"}, "when one of the two is done")
         second.sum().backward()
-        _compare(meter.now, 0, {}, "when both are through")
+        _compare(meter.now, 0, {}, "when both are done")

@@ -16,42 +16,49 @@ from dlojz_tp.probes.ranks import hung
 from dlojz_tp.probes.traffic import Traffic, volume
 
 HINTS = {
-    "no-works": "send_activation and send_gradient return the list of started sends, each with a wait(): dist.isend gives one. "
-    "Here came {kind}. Whoever sends adds up these lists.",
-    "work-dropped": "{n} sends were started, and only {got} of them can be waited for: return the works of all, the header's too. "
-    "A message whose work is dropped may be lost.",
-    "receive-not-waited": "{name} returned before the message was there: dist.irecv only starts. wait() for what it gives, or use "
-    "dist.recv.",
-    "no-gradient-asked": "What was received does not ask for its gradient: nothing could be sent back. requires_grad_() it, after it "
-    "has arrived.",
-    "not-a-leaf": "What was received is no leaf, so its .grad stays empty: ask for the gradient last, on the buffer itself.",
-    "integers-no-gradient": "Integers, such as token numbers, can have no gradient: {error}. Ask for one where the dtype is a "
-    "floating-point one.",
-    "dtype-not-sent": "It fails for another dtype than float32 ({error}). The receiver must be told the dtype, and make its "
-    "buffer with it.",
-    "shape-not-sent": "It fails for another shape than (4, 3) ({error}). Send the number of dimensions and all sizes; "
-    "1 to 6 dimensions are possible.",
-    "not-contiguous": "A transposed tensor cannot be sent as it is, nor received into a buffer like it: {error}. contiguous() gives "
-    "one that can; torch.contiguous_format a buffer that can.",
-    "gradient-not-contiguous": "The gradient of what was received may be a transposed view: {error}. contiguous() here as well.",
-    "values-lost": "What arrives is not what was sent.",
-    "activation-sent-back": "The activation itself came back. Its gradient is in received.grad.",
-    "wrong-gradient-came": "The gradient that arrived is not the one of what was received.",
-    "output-cut": "After sending, the output has no graph any more: detach() makes a new tensor, detach_() cuts this one.",
-    "gradient-asks": "The received gradient asks for a gradient itself. It is a plain buffer.",
-    "needless-copy": "{name} made {peak} bytes of new tensors for a contiguous message of {held} bytes. To send it needs none, for "
-    "detach() and contiguous() copy nothing then; to receive it needs its buffer alone.",
-    "kept": "The {what} is still in memory after it was sent and dropped: something keeps it.",
-    "gradient-header": "A gradient of {exact} bytes was sent as {got} bytes. It is like the activation, whose owner knows shape and "
-    "dtype: send nothing else.",
+    "no-works": "send_activation and send_gradient return the list of sends that they started, each with a wait(), "
+    "as dist.isend returns them. You returned {kind}. The caller joins these lists.",
+    "work-dropped": "{n} sends were started, but only {got} of them can be waited for. Return the works of all of "
+    "them, including the header's. A message whose work is dropped may be lost.",
+    "receive-not-waited": "{name} returned before the message had arrived: dist.irecv only starts the receive. "
+    "Call wait() on what it returns, or use dist.recv.",
+    "no-gradient-asked": "The received tensor doesn't require a gradient, so nothing could be sent back. Call "
+    "requires_grad_() on it, after it has arrived.",
+    "not-a-leaf": "The received tensor isn't a leaf, so its .grad stays empty: ask for the gradient last, on the "
+    "buffer itself.",
+    "integers-no-gradient": "Integers, such as token numbers, can't have a gradient: {error}. Ask for one only "
+    "when the dtype is a floating-point one.",
+    "dtype-not-sent": "It fails for dtypes other than float32 ({error}). The receiver must learn the dtype and "
+    "make its buffer with it.",
+    "shape-not-sent": "It fails for shapes other than (4, 3) ({error}). Send the number of dimensions and all "
+    "sizes; 1 to 6 dimensions are possible.",
+    "not-contiguous": "A transposed tensor can't be sent as it is, nor received into a buffer like it: {error}. "
+    "contiguous() gives a tensor that can be sent; torch.contiguous_format gives a buffer that "
+    "can receive.",
+    "gradient-not-contiguous": "The gradient of the received tensor may be a transposed view: {error}. Call "
+    "contiguous() here too.",
+    "values-lost": "What arrives isn't what was sent.",
+    "activation-sent-back": "You sent the activation itself back. Its gradient is in received.grad.",
+    "wrong-gradient-came": "The gradient that arrived isn't the gradient of the received tensor.",
+    "output-cut": "After sending, the output has lost its graph: detach() makes a new tensor, detach_() cuts this one.",
+    "gradient-asks": "The received gradient requires a gradient itself. It must be a plain buffer.",
+    "needless-copy": "{name} made {peak} bytes of new tensors for a contiguous message of {held} bytes. Sending "
+    "needs none, because detach() and contiguous() copy nothing then; receiving needs only its "
+    "buffer.",
+    "kept": "The {what} is still in memory after it was sent and dropped: something keeps it alive.",
+    "gradient-header": "A gradient of {exact} bytes was sent as {got} bytes. It has the shape and dtype of the "
+    "activation, which the receiver knows: send nothing else.",
     "header-large": "{got} bytes were sent for an activation of {exact} bytes. The header is a few whole numbers, and the values "
     "travel as they are.",
-    "send-waits": "Two neighbours send to each other at the same moment, an activation and a gradient, and both wait for ever: "
-    "sends only start here. dist.send, or a wait() inside, blocks until the other one receives.",
-    "order-not-kept": "It works only where tags tell messages apart. NCCL ignores them: in each lane, what was sent first is received first, "
-    "shape and dtype before the values, from the peer that is named, in the lane in which it was sent.",
-    "message-not-on-gpu": "On GPUs, a message is in the CPU's memory, and NCCL carries none from there: {error}. What is sent is where "
-    "the activation is, the header as well; what is received, on launch.device().",
+    "send-waits": "Two neighbours send to each other at the same moment, one an activation, the other a gradient, "
+    "and both wait forever. Here you may only start sends: dist.send, or a wait() inside, blocks "
+    "until the other side receives.",
+    "order-not-kept": "It works only where tags tell messages apart, but NCCL ignores tags. In each lane, what is "
+    "sent first is received first: shape and dtype before the values, from the peer that is "
+    "named, in the lane in which they were sent.",
+    "message-not-on-gpu": "On GPUs, a message is in the CPU's memory, and NCCL can't send from there: {error}. "
+    "Whatever you send must be on the activation's device, including the header; whatever "
+    "you receive, on launch.device().",
 }
 F32, F64, BF16, I64 = torch.float32, torch.float64, torch.bfloat16, torch.int64
 CASES = {

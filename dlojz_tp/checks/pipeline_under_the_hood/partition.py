@@ -9,23 +9,27 @@ from dlojz_tp.checking import Wrong
 from dlojz_tp.works.balise import BaliseNotDone
 
 HINTS = {
-    "not-bounds": "Return a list of pairs (start, stop), one a stage: stage s is model[start:stop]. Here came {got}.",
-    "stage-count": "{got} stages came back, {n} were asked for. Was a table of best cuts written over while it was still read, or does a loop end one stage too early?",
-    "layers-lost": "Layers {missing} are in no stage.",
-    "not-in-order": "The right layers in the wrong order: stage 0 holds the first layers, and each pair is (start, stop). Here came "
+    "not-bounds": "Return a list of pairs (start, stop), one per stage: stage s is model[start:stop]. You returned "
     "{got}.",
-    "stages-overlap": "A stage begins at layer {got}, where the one before stopped at {stop}. Stages are neighbours.",
-    "empty-stage": "Stage {stage} is empty. Each rank needs a layer, even if that costs nothing.",
+    "stage-count": "You returned {got} stages, but {n} were asked for. Was a table of best cuts overwritten while "
+    "it was still being read, or does a loop end one stage too early?",
+    "layers-lost": "Layers {missing} aren't in any stage.",
+    "not-in-order": "These are the right layers in the wrong order: stage 0 holds the first layers, and each pair "
+    "is (start, stop). You returned {got}.",
+    "stages-overlap": "A stage begins at layer {got}, but the previous one stops at {stop}. Each stage begins "
+    "where the previous one stops.",
+    "empty-stage": "Stage {stage} is empty. Each rank needs a layer, even one that costs nothing.",
     "same-number": "These stages have the same number of layers, not the same cost: {costs}.",
-    "greedy": "The largest stage costs {largest}, and {best} is possible. Filling each stage up to the average leaves the rest to the "
-    "last one: a layer that is put off must go somewhere.",
-    "not-optimal": "The largest stage costs {largest}, and {best} is possible: {cut}.",
-    "tries-all": "This tries all cuts, or nearly, and their number explodes: 20 layers in 3 stages took {small:.2g} s, {large} layers in "
-    "{n} stages {seconds:.2g} s. 200 layers would never end. Build on the best cuts of fewer layers.",
-    "costs-changed": "The list of costs was changed.",
-    "no-error": "{n} layers were to be cut into {stages} stages, and nothing was raised. Raise ValueError where there are fewer "
-    "layers than stages, or no stage at all.",
-    "other-error": "{n} layers cannot be cut into {stages} stages. That is a ValueError; here {error} was raised.",
+    "greedy": "The largest stage costs {largest}, but {best} is possible. Filling each stage up to the average "
+    "leaves the rest to the last one: a layer that is put off must go somewhere.",
+    "not-optimal": "The largest stage costs {largest}, but {best} is possible: {cut}.",
+    "tries-all": "You try all cuts, or nearly all, and their number explodes: 20 layers in 3 stages took "
+    "{small:.2g} s, {large} layers in {n} stages {seconds:.2g} s. 200 layers would never finish. "
+    "Build on the best cuts of fewer layers.",
+    "costs-changed": "You changed the list of costs.",
+    "no-error": "{n} layers were to be cut into {stages} stages, but nothing was raised. Raise ValueError when "
+    "there are fewer layers than stages, or no stage at all.",
+    "other-error": "{n} layers can't be cut into {stages} stages. Raise ValueError for that; you raised {error}.",
 }
 CASES = [  # costs, stages
     ([1, 1, 1, 1], 2), ([5.0], 1), ([3, 1, 1, 1], 2), ([1, 1, 1, 9], 2), ([9, 1, 1, 1, 1], 3), ([2, 3, 4], 3),
@@ -46,10 +50,10 @@ LADDER = [(20, 3), (20, 7), (24, 8), (28, 9), (32, 10), (40, 11), (60, 12), (200
 
 def balise_1(balance):
     """Small cases against all cuts; cases at random; 200 layers; what cannot be cut."""
-    yield "ten small models, each compared with all ways to cut it"
+    yield "ten small models, each compared with every way to cut it"
     for costs, n in CASES:
         _one(balance, costs, n)
-    yield "60 models with costs at random"
+    yield "60 models with random costs"
     draw = random.Random(5)
     for _ in range(60):
         n_layers = draw.randint(2, 11)

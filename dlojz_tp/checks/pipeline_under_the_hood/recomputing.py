@@ -17,39 +17,46 @@ from dlojz_tp.probes.gpus import on_one_gpu
 from dlojz_tp.probes.seeded import seeded
 
 HINTS = {
-    "library-checkpoint": "{what} does this work for you. Here you write it.",
-    "all-kept": "After the forward, {seen} bytes live that were made in it; the output takes {truth}. Nothing but the "
-    "input is to be kept: inside Recompute.forward no graph is made, and save_for_backward(x) keeps x.",
-    "first-stage-no-graph": "The output of recompute needs no gradient where x needs none, as on the first stage: then the "
-    "stage's weights would never learn. Hand the parameters to apply() as well.",
-    "ids-no-gradient": "Token numbers are integers and can have no gradient: {error}. Ask for one only where x needs one: "
-    "ctx.needs_input_grad[1].",
-    "through-x": "Where x is itself a result, backward went on through x's own past{error}. The second forward begins at a copy without "
-    "past, ctx.saved_tensors[0].detach(); autograd goes on from the gradient of x that is returned.",
-    "change-not-seen": "x was changed in place between forward and backward, and the gradients became those of another x without a "
-    "word. ctx.save_for_backward(x) notices, and ctx.saved_tensors raises autograd's error then; an attribute such as ctx.x does not.",
-    "x-not-detached": "The gradient of x is twice as large: the second forward ran on x itself, so its backward added to x.grad, and "
-    "the gradient that is returned was added again. Begin at a copy without past, ctx.saved_tensors[0].detach().",
-    "other-output": "recompute(stage, x) is not stage(x).",
-    "input-gradient-lost": "No gradient came back for x: the stage before would learn nothing. Backward returns it in the place "
-    "of x.",
-    "incoming-ignored": "These are the gradients of the output's sum. Backward is handed the gradient of the loss with respect to "
-    "the output: go on from it.",
+    "library-checkpoint": "{what} does this work for you. Here you write it yourself.",
+    "all-kept": "After the forward, {seen} bytes that were created in it are still alive; the output takes "
+                "{truth}. Keep only the input: inside Recompute.forward no graph is built, and "
+                "save_for_backward(x) keeps x.",
+    "first-stage-no-graph": "The output of recompute doesn't require a gradient when x doesn't, as on the first "
+                            "stage: then the stage's weights would never learn. Hand the parameters to apply() too.",
+    "ids-no-gradient": "Token numbers are integers and can't have a gradient: {error}. Ask for one only when x "
+                       "needs one: ctx.needs_input_grad[1].",
+    "through-x": "When x is itself a result, backward went on through x's own history{error}. Begin the second "
+                 "forward at a copy without history, ctx.saved_tensors[0].detach(); autograd goes on from the "
+                 "gradient of x that you return.",
+    "change-not-seen": "x was changed in place between forward and backward, and the gradients silently became "
+                       "those of another x. ctx.save_for_backward(x) notices this, and ctx.saved_tensors then "
+                       "raises autograd's error; an attribute such as ctx.x doesn't.",
+    "x-not-detached": "The gradient of x is twice as large as it should be: the second forward ran on x itself, so "
+                      "its backward added to x.grad, and the gradient that you return was added again. Begin at a "
+                      "copy without history, ctx.saved_tensors[0].detach().",
+    "other-output": "recompute(stage, x) differs from stage(x).",
+    "input-gradient-lost": "No gradient came back for x, so the previous stage would learn nothing. Backward must "
+                           "return it in the position of x.",
+    "incoming-ignored": "These are the gradients of the output's sum. Backward gets the gradient of the loss with "
+                        "respect to the output: go on from it.",
     "parameters-twice": "The parameters' gradients were added twice: once inside backward, by y.backward(), and again because "
     "backward returns them. Return None for them.",
-    "no-second-graph": "What backward() was called on has no graph: {error}. Inside backward, graphs are switched off but within "
-    "torch.enable_grad(), also for a sum that is taken afterwards; y.backward(gradient) needs none.",
-    "parameters-lost": "The stage's parameters have no gradient: the second forward is to go on to them as well.",
-    "overwritten": "The second micro-batch replaced the first one's gradients in p.grad. They add up.",
-    "frozen-fails": "A parameter is frozen (requires_grad False), and backward fails: {error}",
-    "wrong-recomputed": "The gradients of the stage with recomputation are not those without.",
-    "not-recomputed": "The stage has run {n} times for one micro-batch: once forward, once again in backward.",
-    "runs-for-ever": "The stage has run {n} times and more: its second forward was recomputed as well, and so on without end. Call "
-    "ctx.stage(x) in backward, not recompute.",
-    "other-mask": "Right without dropout, wrong with it: the second forward drew other masks than the first. Note the state of the "
-    "random numbers of x's device in forward, for each micro-batch, and set it back before the second one.",
-    "stream-rewound": "After backward, the next random numbers are not those that would come without recomputation: the "
-    "stream was set back and left there. Put it where it was.",
+    "no-second-graph": "You called backward() on a tensor without a graph: {error}. Inside backward, no graph is "
+                       "built except within torch.enable_grad(), and a sum taken after that has none either. "
+                       "y.backward(gradient) needs no sum.",
+    "parameters-lost": "The stage's parameters have no gradient: the second forward's graph must reach them too.",
+    "overwritten": "The second micro-batch replaced the first one's gradients in p.grad. They must add up.",
+    "frozen-fails": "When a parameter is frozen (requires_grad False), backward fails: {error}",
+    "wrong-recomputed": "With recomputation, the stage's gradients differ from those without.",
+    "not-recomputed": "The stage ran {n} times for one micro-batch. It should run once in forward and once more in "
+                      "backward.",
+    "runs-for-ever": "The stage ran {n} times or more: its second forward was recomputed too, and so on without "
+                     "end. Call ctx.stage(x) in backward, not recompute.",
+    "other-mask": "This is right without dropout and wrong with it: the second forward drew different masks. In "
+                  "forward, save the random state of x's device for each micro-batch, and restore it before the "
+                  "second forward.",
+    "stream-rewound": "After backward, the next random numbers differ from those without recomputation: the stream "
+                      "was set back and left there. Put it back to where it was.",
 }  # fmt: skip
 
 
@@ -77,13 +84,13 @@ def recomputing(recompute):
     refused.append((checkpoint_wrapper, "torch_utils_checkpoint", _refuse("checkpoint")))
     # no rank runs here, and an answer may ask for its device
     with pretended([*refused, (launch, "device", lambda: torch.device("cpu"))], recompute):
-        yield "recompute keeps its input only, with three micro-batches in flight"
+        yield "recompute keeps only its input, with three micro-batches in flight"
         _keeps_input(recompute)
         yield "output and gradients as without it: middle stage, first stage, a frozen parameter, token numbers"
         _same_gradients(recompute)
         _of_a_result(recompute)
         _changed(recompute)
-        yield "dropout: the same masks again, and random numbers afterwards as without recomputation"
+        yield "dropout: the same masks again, and afterwards the same random numbers as without recomputation"
         _random(recompute)
     _random_of_gpu(recompute)
 

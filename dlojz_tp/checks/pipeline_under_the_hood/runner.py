@@ -23,16 +23,18 @@ from dlojz_tp.probes.gpus import left_on_cpu
 from dlojz_tp.probes.ranks import hung
 
 HINTS = {
-    "not-two": "Return a pair: the loss and the list of events. Here came {kind}.",
-    "other-order": "Stage {stage} did {got} where the list says {expected}. The list alone says what is done, and when; and what is "
-    "kept of a micro-batch is found by its number k.",
-    "events-wrong": "The events do not tell what was done: {error}.",
-    "waits-for-send": "A message was never taken, or never sent: {error}. In 1F1B two neighbours send to each other at the same moment; who "
-    "waits for its send at once waits for ever. And each forward's activation is answered by one gradient, from the stage behind.",
-    "in-order-only": "Right while the micro-batches come as 0, 1, 2, …; wrong where the list names them in another order: {error}. Its "
-    "rows, its targets and what you keep of it are found by its number k.",
-    "messages-ignored": "Activations are to be sent and received with the two functions in `messages`, where they are given: "
-    "send, receive = messages or (send_activation, receive_activation).",
+    "not-two": "Return a pair: the loss and the list of events. You returned {kind}.",
+    "other-order": "Stage {stage} did {got}, but the list says {expected}. Only the list says what is done, and "
+    "when. Look up what you keep of a micro-batch by its number k.",
+    "events-wrong": "The events don't tell what was done: {error}.",
+    "waits-for-send": "A message was never received, or never sent: {error}. In 1F1B two neighbours send to each "
+    "other at the same moment; a rank that waits for its send at once waits forever. And each "
+    "forward's activation is answered by one gradient, from the next stage.",
+    "in-order-only": "This is right when the micro-batches come as 0, 1, 2, … and wrong when the list names them "
+    "in another order: {error}. Look up a micro-batch's rows, its targets and what you keep of it "
+    "by its number k.",
+    "messages-ignored": "When `messages` is given, send and receive activations with its two functions: send, "
+    "receive = messages or (send_activation, receive_activation).",
 }
 
 
@@ -50,7 +52,10 @@ def balise_6(run_schedule):
         _followed(worlds, orders, rows)
         right_rows(worlds, rows, 4)
         right_step(worlds, rows, 4, even=rows % 4 == 0)
-    yield "micro-batches in the order 2, 0, 3, 1 forward and 0, 3, 2, 1 back, with other functions that send and receive"
+    yield (
+        "micro-batches in the order 2, 0, 3, 1 forward and 0, 3, 2, 1 back, with other functions for sending "
+        "and receiving"
+    )
     odd = {3: [_odd(stage, 3) for stage in range(3)]}
     more = {"sizes": (3,), "known": ((hung, "in-order-only"),)}
     try:
@@ -69,9 +74,9 @@ def balise_6(run_schedule):
         if got["messages"] != 4 * ((stage > 0) + (stage < 2)):
             raise Wrong("messages-ignored", where=f"stage {stage} of 3")
     ranks = on_ranks(on_the_clock, run_schedule, sizes=(2,), known=_BLOCKED)[2]
-    yield "events: one an action, computing only; activations freed in their backward"
+    yield "events: one per action, with only the computing in it; activations freed in their backward"
     judged(ranks)
-    yield "1F1B on two stages with a GPU each"
+    yield "1F1B on two stages, each with a GPU"
     in_lanes(_in_lanes, run_schedule, known=left_on_cpu("step-not-on-gpu"))
 
 

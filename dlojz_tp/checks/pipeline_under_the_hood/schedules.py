@@ -6,26 +6,28 @@ from dlojz_tp.checking.borrowed import out_of_reach
 from dlojz_tp.probes.schedules import pipeline_schedules
 
 HINTS = {
-    "library-schedule": "{name} is a library's. Here you write it.",
-    "not-a-list": 'Return a list of actions such as ("F", 0) and ("B", 0), here came {kind}. A schedule is run again in each step; '
-    "what yield makes is used up after one.",
-    "incomplete": "This is no whole step: {error}.",
-    "fewer-than-stages": "With fewer micro-batches than stages: {error}. A stage cannot do more forwards first than there are "
-    "micro-batches.",
-    "would-deadlock": "On real ranks this would never end, so it is not run: {error}.",
+    "library-schedule": "{name} comes from a library. Here you write it yourself.",
+    "not-a-list": 'Return a list of actions such as ("F", 0) and ("B", 0); you returned {kind}. A schedule is run '
+    "again in each step, but a generator (yield) is used up after one.",
+    "incomplete": "This isn't a whole step: {error}.",
+    "fewer-than-stages": "It fails with fewer micro-batches than stages: {error}. A stage can't start with more "
+    "forwards than there are micro-batches.",
+    "would-deadlock": "On real ranks this would never end, so it wasn't run: {error}.",
     "other-micro-batch": "There are {m} micro-batches, numbered from 0; the list names {got}.",
     "gpipe-forwards": "GPipe does all forwards first, in the order of the micro-batches, then the backwards.",
-    "gpipe-backwards": "The backwards go the other way round: the last micro-batch comes first, since the last stage has it fresh.",
-    "gpipes-memory": "Stage {stage} of {n_stages} keeps {got} micro-batches: that is GPipe's memory. In 1F1B a backward follows "
-    "each forward as soon as the pipeline is full, and stage s keeps at most n_stages − s.",
+    "gpipe-backwards": "The backwards go in reverse order: the last micro-batch comes first, because the last "
+    "stage has just computed it.",
+    "gpipes-memory": "Stage {stage} of {n_stages} keeps {got} micro-batches, as many as with GPipe. In 1F1B a "
+    "backward follows each forward as soon as the pipeline is full, and stage s keeps at most "
+    "n_stages − s.",
     "one-more-kept": "Stage {stage} of {n_stages} keeps {got} micro-batches, one more than n_stages − stage. How many forwards "
     "come before the pairs?",
-    "more-kept": "Stage {stage} of {n_stages} keeps {got} micro-batches; n_stages − stage is the most. How many forwards come before "
-    "the pairs depends on both.",
-    "no-overlap": "The step takes {got} units of time on {n_stages} stages where {best} are enough: stages wait that could work. "
-    "Are there enough forwards first?",
-    "1f1b-order": "In 1F1B forwards and backwards both follow the order of the micro-batches: the oldest one's gradient is "
-    "back first.",
+    "more-kept": "Stage {stage} of {n_stages} keeps {got} micro-batches, but n_stages − stage is the most. The "
+    "number of forwards before the pairs depends on both.",
+    "no-overlap": "The step takes {got} units of time on {n_stages} stages, but {best} are enough: stages wait "
+    "when they could work. Are there enough forwards at the start?",
+    "1f1b-order": "In 1F1B, forwards and backwards both follow the order of the micro-batches: the oldest one's "
+    "gradient comes back first.",
 }
 SIZES = [(1, 1), (1, 3), (2, 4), (4, 8), (3, 7), (4, 4), (5, 6), (3, 2), (4, 1), (6, 3)]
 COSTS = {"F": 1.0, "B": 2.0}

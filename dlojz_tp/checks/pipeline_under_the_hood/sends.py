@@ -16,16 +16,20 @@ from dlojz_tp.pretend_gpu import stuck
 from dlojz_tp.probes.gpus import on_gpus
 
 HINTS = {
-    "no-lane": "A message went without group=launch.lane(…). With NCCL all such messages between two ranks wait for each other, and "
-    "neighbours that both begin with a send wait for ever. Activations and gradients have a lane each.",
-    "lane-both-ways": "Two neighbours send to each other at the same moment. On GPUs, the messages of one lane pass one after the other, in "
-    "the order in which both sides start them, and rank {rank} waits for ever to {kind}: activations go in one lane, gradients in the other.",
-    "waited-twice": "A started send or receive was waited for twice, and gloo, on the CPU, waits for ever the second time. Wait once for "
-    "each: after the loop, say, or clear the list.",
-    "tag-differs": "A message that was sent with tag {expected} is received with tag {got}. gloo, on CPUs, tells messages apart by their "
-    "tags, and would wait for ever for this one: hand `tag`, the micro-batch's number, on into every call.",
-    "not-a-neighbour": "Stage {stage}, on rank {rank}, exchanged a message with rank {peer}. Its neighbours are place.before = {before} and "
-    "place.behind = {behind} (None: there is none): no count from the rank or from the stage finds them, where pipelines stand side by side.",
+    "no-lane": "A message was exchanged without group=launch.lane(…). With NCCL, all such messages between two "
+    "ranks wait for each other, and neighbours that both begin with a send wait forever. Activations "
+    "and gradients each have their own lane.",
+    "lane-both-ways": "Two neighbours send to each other at the same moment. On GPUs, the messages of one lane "
+    "pass one after another, in the order in which both sides start them, so rank {rank} waits "
+    "forever to {kind}. Use one lane for activations and the other for gradients.",
+    "waited-twice": "You waited twice for the same send or receive, and gloo, on the CPU, waits forever the second "
+    "time. Wait once for each: after the loop, for example, or clear the list.",
+    "tag-differs": "A message sent with tag {expected} is received with tag {got}. gloo, on CPUs, tells messages "
+    "apart by their tags and would wait forever for this one: pass `tag`, the micro-batch's number, "
+    "on to every call.",
+    "not-a-neighbour": "Stage {stage}, on rank {rank}, exchanged a message with rank {peer}. Its neighbours are "
+    "place.before = {before} and place.behind = {behind} (None: there is none). When pipelines "
+    "run side by side, you can't compute them from the rank or the stage.",
 }
 
 

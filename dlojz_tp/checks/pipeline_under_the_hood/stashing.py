@@ -25,42 +25,51 @@ from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.seeded import seeded
 
 HINTS = {
-    "changed-in-place": "The graph of an earlier forward holds the weights themselves, and the optimizer has changed them since: "
-    "{error} Let each forward run on copies that nobody changes.",
-    "newest-weights": "The gradient of micro-batch {k} comes from a forward and backward with the newest weights. Its output was "
-    "made, and sent on, with older ones: backward belongs to that output.",
-    "last-stash": "Backward of micro-batch {k} used the weights that the last forward stashed. Several micro-batches are in flight, each with "
-    "the weights of its own forward: stash them under its number.",
-    "stashed-references": "Backward of micro-batch {k} multiplied with weights that are newer than those of its forward. What is "
-    "stashed are the parameters themselves, or views of them, and the optimizer changes those in place: clone() them.",
-    "first-version": "Every forward uses the weights of the beginning. A forward takes the newest there are.",
-    "rolled-back": "The update started from the old, stashed weights: what other micro-batches have taught since is lost. The "
-    "gradient comes from the old weights, the update goes to the newest.",
-    "no-update": "The weights have not changed. Each backward ends with an optimizer step, and step() must find the gradient in p.grad of the "
-    "stage's own parameters.",
-    "collected": "The gradients of earlier micro-batches are still in p.grad: each update is with the gradient of one "
-    "micro-batch alone.",
-    "statistics-lost": "Running statistics of the stage did not move: forward moved those of a copy. Copy the parameters alone; buffers "
-    "stay the stage's own.",
-    "momentum-lost": "Right without momentum, wrong with it: the optimizer forgets. It stays the one that was handed in, on the "
-    "stage's own parameters.",
-    "momentum-wrong": "Right without momentum, wrong with it. Let the optimizer that was handed in make the update.",
-    "wrong-micro-batch": "Backward of micro-batch {k} used what belongs to another one. Several are in flight: find yours by its number.",
-    "frozen-gradient": "A frozen parameter has a gradient after backward, and its p.grad is to stay None: zeros are a gradient too. A copy asks for "
-    "one only where the parameter does: requires_grad_(p.requires_grad).",
-    "copies-not-on-gpu": "On a GPU, a copy is in the CPU's memory: {error}. p.detach().clone() is where p is.",
-    "callers-x": "The x that forward was given {what}. It is the caller's: x.detach() makes a tensor of your own, requires_grad_() changes the "
-    "one it is called on.",
-    "frozen-moved": "A frozen parameter (requires_grad False) fails or moves: {error}",
-    "wrong-stale-output": "The output of micro-batch {k} is not that of the newest weights.",
-    "wrong-stale-gradient": "The gradient of the input of micro-batch {k} is not that of the weights of its forward.",
-    "no-input-gradient": "backward({k}, …) returned no gradient for the input. The stage before waits for it.",
-    "wrong-update": "The weights after an update are not right, though what came before it was: each backward ends with one step of the "
-    "optimizer, with the gradient of that micro-batch.",
-    "incoming-not-used": "Backward started from ones. It goes on from the gradient that it is given.",
-    "output-with-graph": "What forward returns still has its graph. It goes to another rank: return y.detach().",
-    "never-freed": "After {n} micro-batches, stage {stage} of {p} holds {copies:.1f} copies of its weights; {most} are in flight at most. "
-    "A stash is needed until its backward and no longer: take it out (pop).",
+    "changed-in-place": "The graph of an earlier forward holds the weights themselves, and the optimizer has "
+                        "changed them since: {error} Let each forward run on copies that nothing changes.",
+    "newest-weights": "The gradient of micro-batch {k} comes from a forward and backward with the newest weights. "
+                      "Its output was computed, and sent on, with older ones: backward must belong to that output.",
+    "last-stash": "The backward of micro-batch {k} used the weights that the last forward stashed. Several "
+                  "micro-batches are in flight, each with the weights of its own forward: stash them under its "
+                  "number.",
+    "stashed-references": "The backward of micro-batch {k} multiplied by weights that are newer than those of its "
+                          "forward. You stash the parameters themselves, or views of them, and the optimizer "
+                          "changes these in place: clone() them.",
+    "first-version": "Every forward uses the initial weights. A forward must take the newest ones.",
+    "rolled-back": "The update started from the old, stashed weights, so what other micro-batches have taught "
+                   "since is lost. The gradient comes from the old weights, but the update goes to the newest.",
+    "no-update": "The weights haven't changed. Each backward ends with an optimizer step, and step() must find the "
+                 "gradient in p.grad of the stage's own parameters.",
+    "collected": "The gradients of earlier micro-batches are still in p.grad. Each update must use the gradient of "
+                 "one micro-batch alone.",
+    "statistics-lost": "The stage's running statistics didn't move: forward moved those of a copy. Copy only the "
+                       "parameters; the buffers stay the stage's own.",
+    "momentum-lost": "This is right without momentum and wrong with it: the optimizer forgets. Keep the one that "
+                     "you were given, on the stage's own parameters.",
+    "momentum-wrong": "This is right without momentum and wrong with it. Let the optimizer that you were given "
+                      "make the update.",
+    "wrong-micro-batch": "The backward of micro-batch {k} used what belongs to another one. Several are in flight: "
+                         "look yours up by its number.",
+    "frozen-gradient": "A frozen parameter has a gradient after backward, but its p.grad must stay None: zeros are "
+                       "a gradient too. A copy should require one only if the parameter does: "
+                       "requires_grad_(p.requires_grad).",
+    "copies-not-on-gpu": "On a GPU, a copy is in the CPU's memory: {error}. p.detach().clone() is on the same "
+                         "device as p.",
+    "callers-x": "The x that was given to forward {what}. It is the caller's: x.detach() makes a tensor of your "
+                 "own, requires_grad_() changes the one that it is called on.",
+    "frozen-moved": "With a frozen parameter (requires_grad False), something fails or the parameter moves: {error}",
+    "wrong-stale-output": "The output of micro-batch {k} doesn't come from the newest weights.",
+    "wrong-stale-gradient": "The gradient of the input of micro-batch {k} doesn't come from the weights of its "
+                            "forward.",
+    "no-input-gradient": "backward({k}, …) returned no gradient for the input. The previous stage waits for it.",
+    "wrong-update": "The weights are wrong after an update, though everything before it was right: each backward "
+                    "ends with one optimizer step, with the gradient of that micro-batch.",
+    "incoming-not-used": "Backward started from ones. It must go on from the gradient that it is given.",
+    "output-with-graph": "The output that forward returns still has its graph. It goes to another rank: return "
+                         "y.detach().",
+    "never-freed": "After {n} micro-batches, stage {stage} of {p} holds {copies:.1f} copies of its weights, but at "
+                   "most {most} are in flight. A stash is needed until its backward and no longer: take it out "
+                   "then (pop).",
 }  # fmt: skip
 
 
@@ -77,11 +86,11 @@ def balise_9(AsyncStage):  # noqa: N803
         _stream(AsyncStage, 3, frozen=True)
         yield "a weight that a micro-batch does not use, running statistics"
         _parts(AsyncStage)
-        yield "history tells the versions"
+        yield "history records the versions"
         versions(AsyncStage)
         yield "no more copies of the weights than micro-batches in flight"
         _copies(AsyncStage)
-    yield "the copies are where the weights are, on a GPU too"
+    yield "the copies are on the weights' device, on a GPU too"
     on_gpus(_on_gpu, AsyncStage, n=1, known=left_on_cpu("copies-not-on-gpu"))
 
 
@@ -183,9 +192,9 @@ def _stream(AsyncStage, p, momentum=0.0, frozen=False):  # noqa: N803
         else:
             given = lent.pop((k, stage))
         if given.requires_grad:
-            raise Wrong("callers-x", what="asks for a gradient now", where=where)
+            raise Wrong("callers-x", what="now requires a gradient", where=where)
         if not close(given, trace.get(("F", k, stage - 1), x[k])):
-            raise Wrong("callers-x", what="has other values now", where=where)
+            raise Wrong("callers-x", what="now has other values", where=where)
         if kind == "F":
             if tensor is None:
                 raise Wrong("nothing-returned", where=f"forward, {where}")
@@ -245,7 +254,12 @@ def _mistake(key, trace, truth, p, momentum, frozen):
     )
     where += f", momentum {momentum}" if momentum else ""
     raise Wrong(
-        slug, expected=truth[key], got=trace[key], where=where, k=key[1], error="other gradients than without it."
+        slug,
+        expected=truth[key],
+        got=trace[key],
+        where=where,
+        k=key[1],
+        error=("the gradients differ from those without it."),
     )
 
 

@@ -17,20 +17,24 @@ from dlojz_tp.checks.pipeline_under_the_hood.common import (
 from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 
 HINTS = {
-    "not-in-one-piece": "A stage has run {n} times for one batch. The naive step is one forward and one backward.",
-    "not-cut": "A stage saw {got} rows at once, where micro-batches have at most {most}. Cut the batch with "
+    "not-in-one-piece": "A stage ran {n} times for one batch. The naive step is one forward and one backward.",
+    "not-cut": "A stage saw {got} rows at once, but micro-batches have at most {most}. Cut the batch with "
     "tensor_split and run the stage once for each part.",
-    "run-too-often": "The stage has run {got} times forward for {m} micro-batches.",
-    "other-cut": "The stage ran on micro-batches of {got} rows. tensor_split cuts {rows} rows into {expected}: other functions, such as "
-    "chunk and split, cut otherwise, sometimes into fewer or more, and a slice of len // n rows leaves the last ones out.",
-    "uneven-fails": "Right where the batch divides, and it fails where it does not: {error}. tensor_split cuts {rows} rows into {cut}.",
-    "one-at-a-time": "The first stage waits for the gradient of a micro-batch before it sends the next one forward: no two stages "
-    "ever work at the same time. First all forwards, then all backwards.",
-    "first-one-back": "Stage {stage} goes backward from the first micro-batch. Here the last one comes first: the last stage has just "
-    "done it.",
-    "step-not-on-gpu": "On GPUs, something is in the CPU's memory: {error}. What is added up begins where the loss is, and what is received goes to "
-    "launch.device().",
-    "too-many-bytes": "Rank {rank} sent {got} bytes; activations, gradients and their headers take {allowed} at most.",
+    "run-too-often": "The stage ran forward {got} times for {m} micro-batches.",
+    "other-cut": "The stage ran on micro-batches of {got} rows. tensor_split cuts {rows} rows into {expected}: "
+    "other functions, such as chunk and split, cut differently, sometimes into fewer or more parts, "
+    "and slices of len // n rows leave the last rows out.",
+    "uneven-fails": "This is right when the batch divides evenly, but it fails when it doesn't: {error}. "
+    "tensor_split cuts {rows} rows into {cut}.",
+    "one-at-a-time": "The first stage waits for the gradient of a micro-batch before it sends the next one "
+    "forward, so no two stages ever work at the same time. Run all forwards first, then all "
+    "backwards.",
+    "first-one-back": "Stage {stage} begins its backwards with the first micro-batch. Here the last one comes "
+    "first: the last stage has just computed it.",
+    "step-not-on-gpu": "On GPUs, something is in the CPU's memory: {error}. Start a sum on the loss's device, and "
+    "receive on launch.device().",
+    "too-many-bytes": "Rank {rank} sent {got} bytes, but activations, gradients and their headers take at most "
+    "{allowed}.",
 }
 ACTIVATION = 8 * 8  # bytes of the widest row
 
@@ -41,7 +45,7 @@ def balise_3(naive_step):
     found = on_ranks(_naive, naive_step, (12, 1))
     worlds = case(found, 0)
     right_step(worlds, 12)
-    yield "a second step adds its gradients; one forward a step, only what crosses a cut is sent"
+    yield "a second step adds its gradients; one forward per step, only what crosses a cut is sent"
     for size, ranks in worlds.items():
         for rank, got in enumerate(ranks):
             forwards = sum(kind == "F" for kind, _, _ in got["seen"])
@@ -68,7 +72,7 @@ def balise_4(gpipe_step):
             ) from None
         raise
     right_step(case(found, 0), 12, 4)
-    yield "each micro-batch runs alone, all go forward before a gradient is back, the last one goes back first"
+    yield "each micro-batch runs alone, all go forward before a gradient comes back, the last one goes back first"
     for size, ranks in case(found, 0).items():
         for rank, got in enumerate(ranks):
             _cut(got, 12, 4, rank, size)
@@ -76,7 +80,7 @@ def balise_4(gpipe_step):
     for number, (rows, pieces) in enumerate(cases):
         right_rows(case(found, number), rows, pieces)
         right_step(case(found, number), rows, pieces, even=rows % pieces == 0)
-    yield "and on two stages with a GPU each"
+    yield "and on two stages, each with a GPU"
     on_gpus(_on_gpu, gpipe_step, known=left_on_cpu("step-not-on-gpu"))
 
 

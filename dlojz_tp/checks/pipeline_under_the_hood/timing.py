@@ -23,21 +23,24 @@ from dlojz_tp.checks.pipeline_under_the_hood.sends import Sends
 from dlojz_tp.measure import LiveBytes
 
 HINTS = {
-    "waiting-counted": "A {kind} of {truth:.0f} ms has an event of {got:.0f} ms: it holds the wait for a message. Read the clock "
-    "after what it needs has come, and again before anything is sent.",
-    "clock-too-early": "A {kind} of {truth:.0f} ms has an event of {got:.1f} ms. Read the clock right before and right after "
-    "stage(x), and the same for y.backward().",
-    "other-clock": "The events hold other times than those of clock(). Begin and end of each are what clock() gives at that moment: on "
-    "a GPU no other clock knows when the device works.",
-    "message-inside": "The event of {kind} {k} holds the start of a message. Read the clock before anything is sent, and after what "
-    "is needed has been received.",
-    "micro-batches-kept": "After the backwards of {n} micro-batches, stage 1 of 2 still holds what it had received for {got} of them. "
-    "Nothing may hold a micro-batch after its backward: where it is kept it is taken out (pop), no second list has it, and a sum of "
-    "losses holds the graphs of all of them, unless each is added as y.detach().",
-    "sends-late": "Stage 0 sent its first activation when it was through with all its forwards. Start each send as soon as "
-    "its activation is there, or no two stages work at the same time.",
-    "activations-not-freed": "Stage 0 of 2 held {got:.1f} micro-batches' activations at its peak, where 1F1B needs {allowed}. Nothing "
-    "may hold a micro-batch's graph after its backward: no retain_graph, no y or loss with its graph in a list.",
+    "waiting-counted": "A {kind} of {truth:.0f} ms has an event of {got:.0f} ms, which includes the wait for a "
+    "message. Read the clock after everything it needs has arrived, and again before anything "
+    "is sent.",
+    "clock-too-early": "A {kind} of {truth:.0f} ms has an event of {got:.1f} ms. Read the clock right before and "
+    "right after stage(x), and do the same for y.backward().",
+    "other-clock": "The times in the events aren't those of clock(). Take the begin and end of each event from "
+    "clock() at that moment: on a GPU no other clock knows when the device works.",
+    "message-inside": "The event of {kind} {k} includes the start of a message. Read the clock before anything is "
+    "sent, and after everything it needs has been received.",
+    "micro-batches-kept": "After the backwards of {n} micro-batches, stage 1 of 2 still holds what it received for "
+    "{got} of them. Nothing may hold a micro-batch after its backward: take it out of where "
+    "you keep it (pop), don't keep it in a second list, and add each loss as y.detach(), "
+    "because a sum of losses holds all their graphs.",
+    "sends-late": "Stage 0 sent its first activation only after all its forwards. Start each send as soon as its "
+    "activation is there, or no two stages work at the same time.",
+    "activations-not-freed": "Stage 0 of 2 held {got:.1f} micro-batches' activations at its peak, but 1F1B needs "
+    "only {allowed}. Nothing may hold a micro-batch's graph after its backward: no "
+    "retain_graph, no y or loss with its graph in a list.",
 }
 WIDE, ROWS = 2048, 32
 ACTIVATION = WIDE * ROWS * 4  # bytes of the middle of a micro-batch
