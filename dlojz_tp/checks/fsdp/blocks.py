@@ -12,13 +12,14 @@ from dlojz_tp.checks.fsdp import common, watched
 
 HINTS = {
     "not-a-pair": "`prepare` returns two things: the sharded model and its optimizer.",
-    "optimizer-first": "The optimizer holds parameters that the model no longer has: it was made before `shard` replaced "
-    "them, so its steps change nothing. Shard first.",
-    "part-of-the-parameters": "The optimizer has {got} parameters, the model has {expected} that train.",
-    "shard-not-called": "`prepare` must shard with the function that it is given: later balises hand it others.",
-    "returned-model-dropped": "`prepare` must go on with what its argument `shard` returns; not every such function "
-    "works in place.",
-    "not-adamw": "The optimizer should be torch.optim.AdamW with the learning rate that is given and a weight decay of 0.1.",
+    "optimizer-first": "The optimizer holds parameters that the model no longer has: you made it before `shard` "
+    "replaced them, so its steps change nothing. Shard first.",
+    "part-of-the-parameters": "The optimizer has {got} parameters, but the model has {expected} trainable ones.",
+    "shard-not-called": "`prepare` must shard with the function that it is given: later balises pass it other "
+    "functions.",
+    "returned-model-dropped": "`prepare` must continue with what its argument `shard` returns: not every such "
+    "function works in place.",
+    "not-adamw": "The optimizer must be torch.optim.AdamW with the given learning rate and a weight decay of 0.1.",
 }
 
 
@@ -28,7 +29,7 @@ def balise_1(shard, prepare):
         common.decoder("a decoder", frozen=("blocks.1.norm_attention.weight", "token_embedding.weight")),
         common.decoder("a decoder with a tied head", tied_head=True, layers=2, kv_heads=1),
     ]
-    yield "every parameter is a shard, a group for each block and one for the rest, trained as in one process"
+    yield "every parameter is a shard, one group for each block and one for the rest, trained as in one process"
     prepared = []
     for size, ranks in common.on_ranks(_each, shard, prepare, cases):
         prepared += [(report.pop(), f"rank {rank} of {size}") for rank, report in enumerate(ranks) if size == 2]

@@ -14,44 +14,50 @@ from dlojz_tp.models import Llama, LlamaConfig
 from dlojz_tp.probes import ranks
 
 HINTS = {
-    "not-the-model": "Return the model that was given, sharded in place. `fully_shard` changes its argument and returns it.",
-    "nothing-sharded": "Every rank holds every parameter whole: nothing is sharded. `fully_shard` has to be called on "
-    "the blocks and on the model.",
-    "replicated": "That is DistributedDataParallel: it averages gradients, and each rank still holds everything.",
-    "old-fsdp": "That is the older FullyShardedDataParallel, a wrapper that flattens parameters. Here it is `fully_shard`, "
-    "which leaves the model's names and modules as they are.",
-    "root-only": "All parameters are in one group: forward gathers them at once, and each rank holds the whole model from "
-    "there to the end of backward. The blocks must have groups of their own, made before the root's.",
-    "root-first": "The root was sharded before its blocks ({error}). It takes all parameters that no group has yet: go "
-    "from the inside out.",
-    "no-root": "These parameters belong to no group: {names}. Nobody averages their gradients, so the ranks drift apart.",
+    "not-the-model": "Return the model that you were given, sharded in place. `fully_shard` changes its argument "
+    "and returns it.",
+    "nothing-sharded": "Every rank holds every parameter whole: nothing is sharded. Call `fully_shard` on the "
+    "blocks and on the model.",
+    "replicated": "That is DistributedDataParallel: it averages gradients, but each rank still holds everything.",
+    "old-fsdp": "That is the older FullyShardedDataParallel, a wrapper that flattens parameters. Use `fully_shard` "
+    "here: it leaves the model's names and modules as they are.",
+    "root-only": "All parameters are in one group: forward gathers them all at once, and each rank holds the whole "
+    "model from then to the end of backward. The blocks must have their own groups, made before the "
+    "root's.",
+    "root-first": "The root was sharded before its blocks ({error}). It takes all parameters that aren't in a "
+    "group yet: go from the inside out.",
+    "no-root": "These parameters don't belong to any group: {names}. Nothing averages their gradients, so the "
+    "ranks drift apart.",
     "block-left-out": "Block {index} has no group of its own, so its parameters are gathered with the root's. "
-    "Take every block that the model has.",
-    "every-layer": "Forward gathers {got} times for {blocks} blocks. Groups smaller than a block send many short messages, "
-    "each with its latency; one group for each block and one for the rest are enough.",
-    "blocks-together": "Forward gathers {got} times for {blocks} blocks: several blocks share a group, and are whole at the "
-    "same time.",
-    "container": "A ModuleList has no forward, so there is nothing to hook on ({error}). Shard each block in it.",
+    "Shard every block of the model.",
+    "every-layer": "Forward gathers {got} times for {blocks} blocks. Groups smaller than a block send many short "
+    "messages, each with its own latency; one group for each block and one for the rest are enough.",
+    "blocks-together": "Forward gathers {got} times for {blocks} blocks: several blocks share a group, so they are "
+    "whole at the same time.",
+    "container": "A ModuleList has no forward, so there is nothing to hook into ({error}). Shard each block in it.",
     "sharded-twice": "A module was sharded twice ({error}). Give each block to `fully_shard` once, and the model once.",
-    "other-mesh": "The parameters lie on another mesh than the one that was given. Without `mesh=`, `fully_shard` makes its "
-    "own over all ranks.",
-    "kept-whole": "Block {index} is still whole on every rank after forward. Here it should be freed, and gathered again in "
-    "backward: `reshard_after_forward`.",
-    "resharded-to-few": "After forward, blocks are cut for fewer ranks than before ({error}): a number as `reshard_after_forward` means "
-    "that. True frees all but this rank's part, False keeps the block whole.",
-    "copy-kept": "After the steps a rank holds {got} bytes besides its shards; the whole model has {whole}. Somewhere a "
-    "copy of the parameters is kept.",
-    "no-groups": "Parameters are DTensors, but nobody gathers them for forward ({error}). That is what `fully_shard` adds: "
-    "groups. Or a block's forward runs in the place of another's: a function made in a loop sees the loop's last values.",
-    "names-changed": "The parameters have other names now, so that no checkpoint of the plain model fits: {got}. "
+    "other-mesh": "The parameters are on a different mesh from the one that was given. Without `mesh=`, "
+    "`fully_shard` makes its own mesh over all ranks.",
+    "kept-whole": "Block {index} is still whole on every rank after forward. Here it should be freed and gathered "
+    "again in backward: see `reshard_after_forward`.",
+    "resharded-to-few": "After forward, blocks are sharded over fewer ranks than before ({error}): that is what a "
+    "number as `reshard_after_forward` means. True frees everything but this rank's part, "
+    "False keeps the block whole.",
+    "copy-kept": "After the steps, a rank holds {got} bytes besides its shards; the whole model has {whole}. A "
+    "copy of the parameters is kept somewhere.",
+    "no-groups": "Parameters are DTensors, but nothing gathers them for forward ({error}). That is what "
+    "`fully_shard` adds: groups. Or one block's forward runs in place of another's: a function made "
+    "in a loop sees the loop's last values.",
+    "names-changed": "The parameters have different names now, so no checkpoint of the plain model fits: {got}. "
     "PyTorch's own wrapper hides itself.",
-    "parameters-gone": "Parameters of the model are gone, {got} among them: a part was put in the place of the whole.",
-    "tie-cut": "{got} was one parameter with another, and is one of its own now: after a step they differ. What is tied belongs into "
-    "one group, here the root's.",
+    "parameters-gone": "Parameters of the model are gone, {got} among them: a part has replaced the whole.",
+    "tie-cut": "{got} was shared with another parameter and is now separate: after a step they differ. Tied "
+    "parameters belong in one group, here the root's.",
     "no-gradient": "These parameters got no gradient: {names}.",
-    "wrong-weights": "After {steps} steps the weights are not those of one process that trains on all ranks' samples.",
-    "wrong-loss": "The first loss is not that of one process with the same weights and samples: forward computes "
-    "something else.",
+    "wrong-weights": "After {steps} steps, the weights differ from those of one process that trains on all ranks' "
+    "samples.",
+    "wrong-loss": "The first loss differs from that of one process with the same weights and samples: forward "
+    "computes something else.",
 }
 
 

@@ -17,21 +17,29 @@ from dlojz_tp.probes.ranks import by_worlds
 
 HINTS = {
     "hybrid-not-sharded": "{name} is a whole tensor on rank {rank}, not a shard.",
-    "hybrid-root-only": "{found} of {wanted} modules are sharded: each block and the root go through fully_shard, with the mesh.",
-    "hybrid-another-module": "Return the model that was given, sharded in place.",
-    "flat-mesh": "{name} is cut over all {size} ranks: nothing is replicated. fully_shard takes a mesh of two dimensions.",
-    "root-on-flat-mesh": "The blocks are right, {name} is cut over all {size} ranks: the root needs the mesh, too.",
-    "mesh-turned": "Ranks 0 and 1, neighbours on a node, hold the same part of {name}, ranks 0 and {shards} hold different ones: "
-    "the dimensions are the wrong way round. The first one replicates, the second one shards.",
-    "mesh-fails": "With {replicas} replicas on {size} ranks, shard_hybrid failed. Does the mesh have as many places as there are ranks, and the type of their device?",
-    "mesh-without-names": "fully_shard wants the dimensions of a 2D mesh to have names: mesh_dim_names, any two words.",
-    "counts-swapped": "With {replicas} replicas on {size} ranks, a parameter has {wanted} parts. Here it has {found}.",
-    "all-replicated": "With {replicas} replicas on {size} ranks, each rank holds 1/{wanted}. Here each holds everything.",
-    "uneven-replicas": "{replicas} replicas do not divide {size} ranks: raise a ValueError.",
-    "mesh-elsewhere": "Where each rank has a GPU, the shards lie on {got}. The mesh is one of launch.device().type, not of a word that fits this "
-    "machine alone.",
-    "replicas-drift": "After a step the replicas have different weights: their gradients were never averaged.",
-    "hybrid-trains-wrong": "After a step the weights are not those of one process on the whole batch.",
+    "hybrid-root-only": "{found} of {wanted} modules are sharded: pass each block and the root to fully_shard, "
+    "with the mesh.",
+    "hybrid-another-module": "Return the model that you were given, sharded in place.",
+    "flat-mesh": "{name} is sharded over all {size} ranks: nothing is replicated. Give fully_shard a mesh of two "
+    "dimensions.",
+    "root-on-flat-mesh": "The blocks are right, but {name} is sharded over all {size} ranks: the root needs the "
+    "mesh too.",
+    "mesh-turned": "Ranks 0 and 1, neighbours on a node, hold the same part of {name}, while ranks 0 and {shards} "
+    "hold different parts: the mesh dimensions are the wrong way round. The first one replicates, "
+    "the second one shards.",
+    "mesh-fails": "With {replicas} replicas on {size} ranks, shard_hybrid failed. Does the mesh have as many "
+    "places as there are ranks, and the ranks' device type?",
+    "mesh-without-names": "fully_shard needs names for the dimensions of a 2D mesh: set mesh_dim_names to any two "
+    "words.",
+    "counts-swapped": "With {replicas} replicas on {size} ranks, a parameter should have {wanted} parts. Here it "
+    "has {found}.",
+    "all-replicated": "With {replicas} replicas on {size} ranks, each rank should hold 1/{wanted}. Here each rank "
+    "holds everything.",
+    "uneven-replicas": "{size} ranks can't be divided into {replicas} replicas: raise a ValueError.",
+    "mesh-elsewhere": "When each rank has a GPU, the shards are on {got}. Make the mesh with launch.device().type, "
+    "not with a word that fits only this machine.",
+    "replicas-drift": "After a step, the replicas have different weights: their gradients were never averaged.",
+    "hybrid-trains-wrong": "After a step, the weights differ from those of one process on the whole batch.",
 }
 
 CONFIG = LlamaConfig(vocab_size=24, width=12, heads=2, kv_heads=1, layers=2, max_length=8, ffn_width=20)
@@ -43,15 +51,15 @@ RATE = 0.5
 def balise_9(shard_hybrid):
     """All shapes of mesh on 1 to 4 ranks: who holds which part, and one step against one process."""
     looks = {
-        "each block and the root in parts, neighbours hold different ones, replicas the same": functools.partial(
+        "each block and the root are sharded; neighbours hold different parts, replicas the same": functools.partial(
             _each, _right_parts
         ),
         "one step equals a step of one process on the whole batch": functools.partial(_each, _right_step),
-        "replicas that do not divide the ranks are refused": _right_refusal,
+        "a number of replicas that doesn't divide the ranks is refused": _right_refusal,
     }
     # four ranks first: they alone can be replicas of several shards
     yield from by_worlds(looks, _hybrid, shard_hybrid, sizes=(4, 3, 1, 2), timeout=30)
-    yield "on a mesh of GPUs, where each rank has one"
+    yield "on a mesh of GPUs, when each rank has one"
     for rank, places in enumerate(on_gpus(_on_gpu, shard_hybrid, known=()) or ()):
         if places != ["cuda"]:
             raise Wrong("mesh-elsewhere", expected="cuda", got=", ".join(places), where=f"rank {rank} of 2")

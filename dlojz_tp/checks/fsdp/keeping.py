@@ -6,19 +6,21 @@ from dlojz_tp.checking import Wrong
 from dlojz_tp.checks.fsdp import common, watched
 
 HINTS = {
-    "kept-ignored": "Asked to keep {kept} blocks, this keeps {got} of {blocks}, as for every other number.",
-    "all-or-none": "Asked to keep {kept} blocks of {blocks}, this keeps {got}: a truth value for all of them. Each block "
-    "has a call of its own, and so an answer of its own.",
-    "first-kept": "The first {kept} blocks stay whole. Backward begins with the last ones: what it needs at once should "
-    "be kept, and is freed first again.",
-    "the-others-kept": "Asked to keep {kept} blocks of {blocks}, this keeps the others. `reshard_after_forward` says what "
-    "is *freed*.",
-    "none-means-all": "Asked to keep no block, this keeps all {blocks}. A slice that begins at -0 begins at 0.",
-    "other-blocks-kept": "Asked to keep {kept} blocks, blocks {expected} should stay whole after forward, here {got} do.",
-    "smaller-world": "`reshard_after_forward` got a number ({error}). That is the size of a smaller group of ranks to shard "
-    "over, not a number of blocks.",
-    "never-freed": "Block {index} is still whole after backward: between steps a rank should hold its shards and nothing else.",
-    "gathered-again": "Backward gathers {got} times, {expected} at most are needed: what was kept is gathered again.",
+    "kept-ignored": "Asked to keep {kept} blocks, you keep {got} of {blocks}, as with every other number.",
+    "all-or-none": "Asked to keep {kept} of {blocks} blocks, you keep {got}: one truth value for all of them. Each "
+    "block has its own call, and so its own answer.",
+    "first-kept": "You keep the first {kept} blocks whole. Backward begins with the last blocks: keep those, "
+    "because they are needed at once and freed first.",
+    "the-others-kept": "Asked to keep {kept} of {blocks} blocks, you keep the others. `reshard_after_forward` says "
+    "what is *freed*.",
+    "none-means-all": "Asked to keep no block, you keep all {blocks}. A slice that begins at -0 begins at 0.",
+    "other-blocks-kept": "Asked to keep {kept} blocks, you should keep blocks {expected} whole after forward, but "
+    "you keep {got}.",
+    "smaller-world": "`reshard_after_forward` got a number ({error}). A number means the size of a smaller group "
+    "of ranks to shard over, not a number of blocks.",
+    "never-freed": "Block {index} is still whole after backward: between steps, a rank should hold only its shards.",
+    "gathered-again": "Backward gathers {got} times, but at most {expected} are needed: blocks that were kept are "
+    "gathered again.",
 }
 KNOWN = (("reshard_after_forward as an int", "smaller-world"),)
 
@@ -28,7 +30,7 @@ def balise_4(shard_kept):
     plain = common.decoder("a decoder of 5 blocks", layers=5, kv_heads=1)
     tied = common.decoder("a decoder of 3 blocks with a tied head", tied_head=True)
     plans = {2: [(plain, 2), (plain, 1), (plain, 0)], 1: [(tied, 1)], 3: [(tied, 3)], 4: [(tied, 2)]}
-    yield "the last blocks, as many as asked, stay whole until backward, and are not gathered again"
+    yield "the last blocks, as many as asked for, stay whole until backward and aren't gathered again"
     for size, ranks in common.on_ranks(_each, shard_kept, plans, known=KNOWN):
         kept_of = [(case.blocks, asked, sum(r["after forward"])) for (case, asked), r in _pairs(plans[size], ranks)]
         for (case, kept), reports in zip(plans[size], zip(*ranks)):

@@ -21,28 +21,33 @@ from dlojz_tp.probes.ranks import by_worlds
 
 HINTS = {
     "no-model-back": "Return the sharded model, an nn.Module.",
-    "another-model": "Call make_plain() for the model: it has other parameters than what came back ({found}).",
-    "made-in-memory": "make_plain() ran on a real device: for a moment the rank held the whole model. Under "
-    'torch.device("meta"), tensors have a shape and no memory.',
-    "still-on-meta": "Parameters are still on the meta device: they have no memory yet. to_empty gives it to them.",
-    "meta-not-sharded": "{name} is a whole tensor on each rank, not a shard. Every block and the root go through fully_shard.",
-    "meta-root-only": "The blocks are not sharded by themselves ({found} of {wanted} are FSDP modules): the first forward would "
-    "gather the whole model at once.",
-    "emptied-too-early": "The model was made on the meta device, but then the whole of it got memory: the rank held {got} at "
-    "once, its shards are {wanted}. Which must come first, sharding or to_empty?",
-    "never-filled": "{name} was never filled: it holds what lay in the memory by chance. to_empty gives memory without values, and "
-    "what was written before it is lost.",
-    "tables-never-filled": "The weights are filled, the buffer {name} is not: to_empty took the values of the rotary tables, "
-    "too, and no checkpoint brings them back. init_weights fills both.",
-    "not-as-init-weights": "{name} is not what init_weights gives: {what}.",
-    "shards-repeat": "Rank {rank} drew the same numbers as rank 0 for {name}: on a CPU each rank draws its own shard from its own "
-    "generator. Ranks with different shards need different seeds.",
-    "blocks-repeat": "Two blocks hold the same numbers: the generator was set back to the same seed between them.",
-    "seed-without-effect": "Two calls with the same seed gave different weights, or two seeds the same ones: the seed decides.",
-    "grad-flag-lost": "{name} was frozen (requires_grad False) by make_plain, and is not any more.",
-    "built-elsewhere": "Where each rank has a GPU, {name} of rank {rank} got its memory on {got}; this rank's GPU is {expected}. to_empty takes the "
-    "kind of the mesh, mesh.device_type: \"cuda\" alone is the rank's own GPU.",
-    "meta-model-computes-wrong": "With these weights the model's loss is not what the same weights give on one process.",
+    "another-model": "Call make_plain() to get the model: the model that came back has other parameters ({found}).",
+    "made-in-memory": "make_plain() ran on a real device, so for a moment the rank held the whole model. Under "
+                      'torch.device("meta"), tensors have a shape but no memory.',
+    "still-on-meta": "Parameters are still on the meta device, without memory. to_empty gives them memory.",
+    "meta-not-sharded": "{name} is a whole tensor on each rank, not a shard. Pass every block and the root to "
+                        "fully_shard.",
+    "meta-root-only": "The blocks aren't sharded individually ({found} of {wanted} are FSDP modules): the first "
+                      "forward would gather the whole model at once.",
+    "emptied-too-early": "You made the model on the meta device, but then all of it got memory: the rank held "
+                         "{got} at once, while its shards take {wanted}. Which must come first, sharding or "
+                         "to_empty?",
+    "never-filled": "{name} was never filled: it holds whatever was in that memory. to_empty gives memory without "
+                    "values, and anything written before it is lost.",
+    "tables-never-filled": "The weights are filled, but the buffer {name} isn't: to_empty also discarded the "
+                           "values of the rotary tables, and no checkpoint brings them back. init_weights fills "
+                           "both.",
+    "not-as-init-weights": "{name} isn't what init_weights gives: {what}.",
+    "shards-repeat": "Rank {rank} drew the same numbers as rank 0 for {name}: on a CPU, each rank draws its own "
+                     "shard from its own generator. Ranks with different shards need different seeds.",
+    "blocks-repeat": "Two blocks hold the same numbers: the generator was reset to the same seed between them.",
+    "seed-without-effect": "Two calls with the same seed gave different weights, or two seeds gave the same ones: "
+                           "the seed must decide.",
+    "grad-flag-lost": "make_plain froze {name} (requires_grad False), but it is no longer frozen.",
+    "built-elsewhere": "When each rank has a GPU, {name} of rank {rank} got its memory on {got}, but this rank's "
+                       'GPU is {expected}. Give to_empty the device type of the mesh, mesh.device_type: "cuda" '
+                       "alone means the rank's own GPU.",
+    "meta-model-computes-wrong": "The model's loss isn't what the same weights give in one process.",
 }  # fmt: skip
 
 CONFIG = LlamaConfig(vocab_size=37, width=24, heads=4, kv_heads=2, layers=3, max_length=16, ffn_width=48)
@@ -53,15 +58,15 @@ SIZES = (4, 3, 1, 2)  # four ranks first: their shards are small beside a whole 
 def balise_6(build_sharded):
     """Built in worlds of 1 to 4 where memory without a value reads NaN; weights put together and used by one process."""
     looks = {
-        "made on the meta device, each block and the root sharded, memory for shards only": _right_parts,
-        "all weights and tables are filled, as init_weights fills them": _filled,
-        "every shard has numbers of its own, and the seed decides them": functools.partial(_each, _right_draws),
-        "forward and backward give what one process computes with the same weights": functools.partial(
+        "made on the meta device, each block and the root sharded, memory only for the shards": _right_parts,
+        "all weights and tables are filled as init_weights fills them": _filled,
+        "every shard has its own numbers, and the seed decides them": functools.partial(_each, _right_draws),
+        "forward and backward give the same as one process with the same weights": functools.partial(
             _each, _right_loss
         ),
     }
     yield from by_worlds(looks, _built, build_sharded, sizes=SIZES, timeout=30)
-    yield "where each of two ranks has a GPU, its shards are there"
+    yield "when each of two ranks has a GPU, its shards are there"
     for rank, (own, places) in enumerate(on_gpus(_on_gpu, build_sharded, known=()) or ()):
         for name, place in places.items():
             if place != own:

@@ -6,25 +6,27 @@ from dlojz_tp.checking import Wrong
 from dlojz_tp.checks.fsdp import common, watched
 
 HINTS = {
-    "shards-in-half": "The shards are {got}. An update of a thousandth of a weight is lost in bf16: what the optimizer "
-    "sees must stay float32, and the policy makes the bf16 copies.",
-    "computes-in-full": "All matrix products run in float32. The policy has to reach the groups: `mp_policy`, and its param_dtype is what they compute in.",
-    "blocks-in-full": "Products inside the blocks run in {got}. A policy holds for the groups of its own call only: give it "
-    "to every block too.",
-    "root-in-full": "The head's product runs in {got}. A policy holds for the groups of its own call only: give one to the "
-    "root too.",
+    "shards-in-half": "The shards are {got}. An update of a thousandth of a weight is lost in bf16: what the "
+    "optimizer sees must stay in float32, and the policy makes the bf16 copies.",
+    "computes-in-full": "All matrix products run in float32. The policy must reach the groups through `mp_policy`, "
+    "and its param_dtype is the dtype in which they compute.",
+    "blocks-in-full": "Products inside the blocks run in {got}. A policy applies only to the groups of its own "
+    "call: give it to every block too.",
+    "root-in-full": "The head's product runs in {got}. A policy applies only to the groups of its own call: give "
+    "one to the root too.",
     "another-half": "Products run in {got}. In float16, gradients below 6e-8 vanish, and there is no loss scaling here.",
-    "gathers-in-full": "Products run in bf16, but parameters travel as {got}: twice the bytes, and each rank casts them "
-    "for itself. That is what autocast does; the policy casts the shards before they travel.",
-    "reduces-in-half": "Gradients are summed over the ranks in {got}, and float32 is due: name it in the policy as the dtype of the reduction. "
-    "(In bfloat16 each sum is rounded to 8 bits.)",
-    "logits-in-half": "The logits come out as {got}. The loss takes exponentials and a sum over the vocabulary: the root's "
-    "policy can give its output in float32.",
-    "policy-missing": "A product met a bf16 input and float32 weights ({error}): they belong to a group without the "
-    "policy, with one that has no param_dtype, or to no group. Blocks and root each need it.",
-    "output-too-early": "A product met a float32 input and bf16 weights ({error}): a block gives its output in float32, and "
-    "nobody casts it on its way to the root's norm and head. Only the root's policy has to name an output dtype; param_dtype is "
-    "bfloat16 in all.",
+    "gathers-in-full": "Products run in bf16, but parameters travel as {got}: twice the bytes, and each rank casts "
+    "them itself. That is what autocast does; the policy casts the shards before they travel.",
+    "reduces-in-half": "Gradients are summed over the ranks in {got}, but float32 is expected: set it in the "
+    "policy as the dtype of the reduction. (In bfloat16, each sum is rounded to 8 bits.)",
+    "logits-in-half": "The logits come out as {got}. The loss takes exponentials and a sum over the vocabulary, so "
+    "let the root's policy give its output in float32.",
+    "policy-missing": "A product has a bf16 input and float32 weights ({error}). The weights belong to a group "
+    "without the policy, to one whose policy has no param_dtype, or to no group. The blocks and "
+    "the root each need the policy.",
+    "output-too-early": "A product has a float32 input and bf16 weights ({error}): a block gives its output in "
+    "float32, and nothing casts it on its way to the root's norm and head. Only the root's "
+    "policy has to name an output dtype; param_dtype is bfloat16 in all of them.",
 }
 KNOWN = (
     ("c10::BFloat16 != float", "policy-missing"),
@@ -41,7 +43,7 @@ def balise_2(shard_mixed):
         common.decoder("a decoder", dtype=FULL, layers=2, frozen=("norm.weight",), std=0.1),
         common.decoder("a decoder with a tied head", dtype=FULL, tied_head=True, kv_heads=1, std=0.1),
     ]
-    yield "shards in float32; bf16 in products and on the way; float32 sums, gradients and logits"
+    yield "shards in float32; bf16 in products and in messages; float32 sums, gradients and logits"
     for size, ranks in common.on_ranks(_one, shard_mixed, cases, known=KNOWN):
         case = cases[size % 2]
         for rank, report in enumerate(ranks):

@@ -8,16 +8,16 @@ from dlojz_tp.checking import Wrong
 from dlojz_tp.checks.fsdp import common, watched
 
 HINTS = {
-    "not-offloaded": "No group has a CPUOffloadPolicy: the shards stay on the device that computes.",
-    "root-offloaded": "The group of {name} has no CPUOffloadPolicy. The blocks hold most of the parameters: each call of "
-    "fully_shard needs it.",
-    "blocks-offloaded": "The root's group has no CPUOffloadPolicy: embedding and head, with their optimizer states, stay on "
-    "the device, and one optimizer would have parameters on two.",
+    "not-offloaded": "No group has a CPUOffloadPolicy: the shards stay on the compute device.",
+    "root-offloaded": "The group of {name} has no CPUOffloadPolicy. The blocks hold most of the parameters, so "
+    "every call of fully_shard needs it.",
+    "blocks-offloaded": "The root's group has no CPUOffloadPolicy: the embedding and the head stay on the device "
+    "with their optimizer states, and one optimizer would have parameters on two devices.",
     "no-policy": "`offload_policy` got {got}. It takes a policy object: an instance of CPUOffloadPolicy.",
-    "pinned-always": "With pin=False the memory is page-locked all the same ({error}). That needs a GPU's driver; "
-    "CPUOffloadPolicy does it unless it is told not to.",
-    "never-pinned": "With pin=True the memory is not page-locked: the copies to the GPU would be slower, and would "
-    "not overlap.",
+    "pinned-always": "With pin=False, the memory is still page-locked ({error}). That needs a GPU's driver, and "
+    "CPUOffloadPolicy does it unless you turn it off.",
+    "never-pinned": "With pin=True, the memory isn't page-locked: the copies to the GPU would be slower and "
+    "wouldn't overlap.",
 }
 KNOWN = tuple((words, "pinned-always") for words in ("NVIDIA", "pin_memory", "Cannot access accelerator", "pinned"))
 KNOWN += (("has no attribute 'pin_memory'", "no-policy"),)
@@ -26,7 +26,7 @@ KNOWN += (("has no attribute 'pin_memory'", "no-policy"),)
 def balise_5(shard_offloaded):
     """The policy of every group, with and without page-locked memory; weights as in one process, on 1 to 4 ranks."""
     cases = [common.decoder("a decoder", layers=2), common.decoder("a decoder with a tied head", tied_head=True)]
-    yield "every group's shards live in the CPU's memory; trained as in one process"
+    yield "every group's shards are in the CPU's memory; trained as in one process"
     pinned = []
     for size, ranks in common.on_ranks(_one, shard_offloaded, cases, known=KNOWN):
         case = cases[size % 2]
@@ -38,7 +38,7 @@ def balise_5(shard_offloaded):
             common.grouped_by_block(report, case, where)
         common.trained(ranks, common.truth(case, size), f"{case.name}, {size} ranks")
         pinned += [(r["pinned"], f"pin=True, rank {rank} of 2") for rank, r in enumerate(ranks) if size == 2]
-    yield "page-locked memory where it is asked for"
+    yield "page-locked memory when it is asked for"
     for policies, where in pinned:
         _right_policies(policies, pin=True, where=where)
 

@@ -9,16 +9,19 @@ from dlojz_tp.checks.fsdp import common, watched
 
 HINTS = {
     "nothing-again": "No block runs again in backward: all activations were kept, on the GPU or elsewhere. "
-    "`checkpoint_wrapper` makes a new module; it counts only once it stands in the model. With every=1, each block is one of them.",
-    "whole-model-again": "The whole model runs again in backward, the head too: one segment, whose activations are all "
-    "there at once. Checkpoint the blocks.",
-    "part-again": "Of block {index}, only a part runs again ({got}). Its input alone should be kept.",
-    "twice-again": "Block {index} runs {got} times in backward. Once is enough: is it wrapped twice?",
-    "every-ignored": "With every={every}, all blocks run again. The argument says how many blocks apart they are.",
-    "other-blocks": "With every={every}, blocks {expected} run again in backward, here {got} do.",
-    "more-kept": "Blocks run again in backward, but forward keeps more than their inputs: {got} where {expected} would do.",
-    "reentrant": "Block {index} got no gradient, because its input needs none (the embedding does not train): the reentrant "
-    "form of checkpoint looks at its inputs alone. `use_reentrant=False` is the one to use.",
+    "`checkpoint_wrapper` makes a new module, which counts only once it is in the model. With "
+    "every=1, each block is one of these modules.",
+    "whole-model-again": "The whole model runs again in backward, including the head: it is one segment, whose "
+    "activations all exist at once. Checkpoint the blocks.",
+    "part-again": "Only a part of block {index} runs again ({got}). Only its input should be kept.",
+    "twice-again": "Block {index} runs {got} times in backward. Once is enough: did you wrap it twice?",
+    "every-ignored": "With every={every}, all blocks run again. The argument says how many blocks apart the "
+    "checkpointed ones are.",
+    "other-blocks": "With every={every}, blocks {expected} should run again in backward, but {got} do.",
+    "more-kept": "Blocks run again in backward, but forward keeps more than their inputs: {got}, where {expected} "
+    "would do.",
+    "reentrant": "Block {index} got no gradient, because its input needs none (the embedding isn't trained): the "
+    "reentrant form of checkpoint looks only at its inputs. Use `use_reentrant=False`.",
 }
 
 
@@ -31,7 +34,7 @@ def balise_3(shard_recomputed):
         (common.decoder("a decoder with a tied head", tied_head=True, kv_heads=1), {"every": 2}),
     ]
     alone = {}
-    yield "the blocks asked for run again in backward, once, and only they; trained as in one process"
+    yield "only the blocks asked for run again in backward, once; trained as in one process"
     for size, ranks in common.on_ranks(_each, shard_recomputed, plans):
         alone = alone or {case.name: _alone(case) for case, _ in plans}
         for (case, options), reports in zip(_of_size(plans, size), zip(*ranks)):

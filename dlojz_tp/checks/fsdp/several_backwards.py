@@ -17,30 +17,34 @@ from dlojz_tp.probes.traffic import Traffic
 
 HINTS = {
     "no-sync-is-ddp": "no_sync() belongs to DDP. A sharded module has set_requires_gradient_sync(True or False) instead.",
-    "reduced-each-time": "{found} reduce-scatters for {n} micro-batches and {groups} groups. Gradients are exchanged with the last "
-    "micro-batch alone: {groups}.",
-    "root-told-alone": "{found} reduce-scatters: only the root was told to wait, the blocks exchanged each time. Leave recurse as "
-    "it is.",
-    "never-reduced": "No gradient was exchanged. With the last micro-batch the exchange must be on again, before its backward.",
-    "sync-left-off": "After accumulate, a plain backward exchanges nothing any more: the switch was left off.",
-    "never-last": "The last backward ran with set_is_last_backward(False): nothing waits for its exchange, and on a GPU the "
-    "optimizer may read gradients that are not there yet.",
-    "one-large-batch": "The micro-batches went through the model together, or were kept for one backward: all their "
-    "activations lie in memory at once, which accumulation is there to avoid.",
+    "reduced-each-time": "{found} reduce-scatters for {n} micro-batches and {groups} groups. Exchange gradients "
+    "only with the last micro-batch: {groups}.",
+    "root-told-alone": "{found} reduce-scatters: you turned the exchange off for the root only, so the blocks "
+    "exchanged each time. Leave recurse as it is.",
+    "never-reduced": "No gradient was exchanged. For the last micro-batch, turn the exchange on again before its "
+    "backward.",
+    "sync-left-off": "After accumulate, a plain backward no longer exchanges anything: the switch was left off.",
+    "never-last": "The last backward ran with set_is_last_backward(False): nothing waits for its exchange, so on a "
+    "GPU the optimizer may read gradients that aren't there yet.",
+    "one-large-batch": "The micro-batches went through the model together, or were kept for a single backward: all "
+    "their activations are in memory at once, which accumulation is meant to avoid.",
     "around-the-shards": "The forward of the sharded model was called {found} times for {n} micro-batches.",
-    "losses-added": "The gradients are {n} times too large: they add up over micro-batches. Each loss needs its share.",
-    "mean-of-means": "It is right for equal micro-batches and wrong where one is smaller: weight each loss by its sequences.",
-    "averaged-twice": "The gradients are too small by the number of ranks: fully_shard averages over them already.",
-    "updates-between": "The optimizer made {found} steps. One is asked for, after the last micro-batch.",
-    "no-update": "The weights did not change. Is optimizer.step() called?",
-    "old-gradients-kept": "The first call is right, the second is not: gradients of the call before were still there.",
-    "accumulated-wrongly": "The weights are not those of one step on the whole batch of all ranks.",
+    "losses-added": "The gradients are {n} times too large: they add up over the micro-batches. Weight each loss "
+    "by its share.",
+    "mean-of-means": "This is right for equal micro-batches and wrong when one is smaller: weight each loss by its "
+    "number of sequences.",
+    "averaged-twice": "The gradients are too small by a factor of the number of ranks: fully_shard already "
+    "averages over the ranks.",
+    "updates-between": "The optimizer made {found} steps. Make one, after the last micro-batch.",
+    "no-update": "The weights didn't change. Do you call optimizer.step()?",
+    "old-gradients-kept": "The first call is right, the second isn't: gradients of the previous call were still there.",
+    "accumulated-wrongly": "The weights differ from those of one step on the whole batch of all ranks.",
     "loss-not-a-number": "Return this rank's loss, the mean over all its micro-batches: a tensor of one number, or a float.",
-    "loss-with-graph": "The loss that came back still hangs on its graph, which keeps the activations: detach it.",
-    "loss-of-last": "That is the loss of the last micro-batch, not the mean over all.",
-    "total-not-on-gpu": "On GPUs, a sum is in the CPU's memory: {error}. total += loss writes into total, where it is: begin it on the loss's device, "
-    "or with a plain 0.0.",
-    "wrong-mean-loss": "That is not the mean loss over all micro-batches of this rank.",
+    "loss-with-graph": "The returned loss is still attached to its graph, which keeps the activations: detach it.",
+    "loss-of-last": "That is the loss of the last micro-batch, not the mean over all of them.",
+    "total-not-on-gpu": "On GPUs, a sum is in the CPU's memory: {error}. total += loss writes into total, where "
+    "total is: create it on the loss's device, or start with a plain 0.0.",
+    "wrong-mean-loss": "That isn't the mean loss over all micro-batches of this rank.",
 }
 
 CONFIG = LlamaConfig(vocab_size=23, width=12, heads=2, kv_heads=1, layers=2, max_length=8, ffn_width=20)
@@ -57,7 +61,7 @@ def balise_8(accumulate):
     looks = {
         "one step equals a step of one process on the whole batch": partial(_weights, ("even",)),
         "the same where the last micro-batch is smaller": partial(_weights, ("uneven", "one")),
-        "one micro-batch after the other, gradients exchanged once a step, with the last": partial(
+        "one micro-batch after another, gradients exchanged once per step, with the last one": partial(
             _each, _right_traffic
         ),
         "the loss of this rank comes back": partial(_each, _right_loss),
@@ -219,7 +223,7 @@ def _right_traffic(size, rank, found, case):
     where = f"rank {rank} of {size}, {n} micro-batches"
     if found["batches"] and len(found["batches"]) < n or found["open"]:
         raise Wrong(
-            "one-large-batch", expected=f"{sizes} sequences, one after the other", got=found["batches"], where=where
+            "one-large-batch", expected=f"{sizes} sequences, one after another", got=found["batches"], where=where
         )
     if sorted(found["batches"]) != sorted(sizes):
         raise Wrong("around-the-shards", where=where, found=len(found["batches"]), n=n)

@@ -23,32 +23,41 @@ from dlojz_tp.probes.networks import mean_losses
 from dlojz_tp.probes.ranks import hung, world_after_world
 
 HINTS = {
-    "some-wait": "Some ranks wait for others that do not come ({error}): to save and to load are collective, all ranks call them together.",
-    "nothing-in-folder": "After save_checkpoint, the folder is not there.",
-    "still-writing": "save_checkpoint came back before the checkpoint was complete (its .metadata is written last). Wait for it.",
-    "folder-for-each-rank": "Each rank wrote a checkpoint of its own ({found}). All ranks give the same folder: together they write "
-    "one checkpoint.",
-    "several-checkpoints": "Model, optimizer and step lie in checkpoints of their own ({found}). One of them may be older than the "
-    "others when a job ends in between: put all into one dictionary, and save it once.",
-    "another-folder": "The checkpoint lies below the folder that was given ({found}). load_checkpoint is told that folder and nothing "
-    "else: write into it.",
-    "not-a-distributed-checkpoint": "The folder holds {found}, and no .metadata: torch.distributed.checkpoint cannot read it. What "
-    "torch.save writes of a shard fits this number of ranks only.",
-    "gathered-to-save": "A whole parameter was put together on rank {rank} to save it. The checkpoint takes the shards as they are.",
-    "one-rank-writes": "One rank wrote {got} of the bytes. Each rank writes its own shards: all ranks call save together.",
-    "optimizer-not-saved": "The checkpoint has no optimizer state (AdamW's moments). Without it training goes on, but differently.",
-    "weights-not-saved": "The checkpoint has no weights of the model.",
-    "gathered-to-load": "A whole parameter was put together on rank {rank} to load it. Each rank reads what belongs into its shards.",
-    "step-not-returned": "load_checkpoint returns the step that save_checkpoint was given with this checkpoint.",
-    "weights-not-loaded": "After load_checkpoint the model has not got the saved weights: {name} differs. Frozen parameters are saved "
-    "and loaded, too.",
-    "weights-rounded": "The loaded weights are near the saved ones, not the same: were they saved in a smaller dtype?",
-    "moments-not-loaded": "The weights are back, AdamW's moments are not. They are read into what dcp.load is given: the optimizer's state has to be "
-    "in it, and a new optimizer's state_dict() has no place for them yet (get_state_dict makes one).",
-    "learning-rate-not-loaded": "The learning rate is that of the new optimizer, not the saved one. It lies in the optimizer's "
-    "state, which must be given back to it.",
-    "resumed-otherwise": "Loaded on {size} ranks, training does not go on as it would have without the break.",
-    "load-failed": "load_checkpoint failed where {size} ranks load what 4 had saved: {error}",
+    "some-wait": "Some ranks wait for others that don't come ({error}): saving and loading are collective, so all "
+                 "ranks must call them together.",
+    "nothing-in-folder": "After save_checkpoint, the folder doesn't exist.",
+    "still-writing": "save_checkpoint returned before the checkpoint was complete (its .metadata is written last). "
+                     "Wait for it.",
+    "folder-for-each-rank": "Each rank wrote its own checkpoint ({found}). All ranks must give the same folder: "
+                            "together they write one checkpoint.",
+    "several-checkpoints": "Model, optimizer and step are in separate checkpoints ({found}). If a job ends in "
+                           "between, one of them may be older than the others: put everything into one dictionary "
+                           "and save it once.",
+    "another-folder": "The checkpoint is below the folder that was given ({found}). load_checkpoint knows only "
+                      "that folder: write directly into it.",
+    "not-a-distributed-checkpoint": "The folder holds {found} and no .metadata, so torch.distributed.checkpoint "
+                                    "can't read it. A shard written by torch.save fits only this number of ranks.",
+    "gathered-to-save": "Rank {rank} assembled a whole parameter to save it. The checkpoint takes the shards as "
+                        "they are.",
+    "one-rank-writes": "One rank wrote {got} of the bytes. Each rank must write its own shards: all ranks call "
+                       "save together.",
+    "optimizer-not-saved": "The checkpoint has no optimizer state (AdamW's moments). Without it, training "
+                           "continues, but differently.",
+    "weights-not-saved": "The checkpoint doesn't contain the model's weights.",
+    "gathered-to-load": "Rank {rank} assembled a whole parameter to load it. Each rank reads only what belongs in "
+                        "its shards.",
+    "step-not-returned": "load_checkpoint must return the step that save_checkpoint was given with this checkpoint.",
+    "weights-not-loaded": "After load_checkpoint, the model doesn't have the saved weights: {name} differs. Save "
+                          "and load frozen parameters too.",
+    "weights-rounded": "The loaded weights are close to the saved ones but not equal: were they saved in a smaller "
+                       "dtype?",
+    "moments-not-loaded": "The weights are back, but AdamW's moments aren't. dcp.load reads into what you give it: "
+                          "the optimizer's state must be in there, and a new optimizer's state_dict() has no place "
+                          "for the moments yet (get_state_dict makes one).",
+    "learning-rate-not-loaded": "The learning rate is the new optimizer's, not the saved one. It is part of the "
+                                "optimizer's state, which you must give back to the optimizer.",
+    "resumed-otherwise": "Loaded on {size} ranks, training doesn't continue as it would have without the break.",
+    "load-failed": "load_checkpoint failed when {size} ranks load what 4 ranks saved: {error}",
 }  # fmt: skip
 
 # few shapes: DTensor works each out anew on every rank
@@ -60,7 +69,7 @@ RATE, STEP = 0.02, 4207  # what is saved; the new optimizer begins with other nu
 def balise_7(save_checkpoint, load_checkpoint):
     """Trained and saved on 4 ranks, loaded on 3, 2 and 1, trained on, and compared with one process."""
     with tempfile.TemporaryDirectory(prefix="dlojz-check-") as folder:
-        yield "4 ranks write one checkpoint together, each its own shards"
+        yield "4 ranks write one checkpoint together, each rank its own shards"
         both = save_checkpoint, load_checkpoint
         for size, ranks in world_after_world(
             _use, *both, Path(folder), sizes=(4, 2, 3, 1), known=((hung, "some-wait"),), timeout=15
