@@ -69,7 +69,8 @@ ONE_BOX = [  # of the same box, or of sides swapped, the shares say less
     Look("", lambda o: o["reach"] == [HEIGHT, HEIGHT], False, "sides-swapped"),
 ]
 AREAS = [
-    Look("boxes: one for each image, anywhere, of the right areas", lambda o: max(o["lengths"]) in (1, 2), False, "one-lambda"),
+    Look("boxes: one for each image, anywhere, with the right areas",
+         lambda o: max(o["lengths"]) in (1, 2), False, "one-lambda"),
     Look("", "centres", "", _centre, lambda seen, _: not _centre(seen), silent),
     Look("", "proportions", 1.0, "box-proportions", lambda seen, _: not abs(math.log(seen)) > 0.14),
     Look("", lambda o: bool(((BAND[0] <= o["areas"]) & (o["areas"] <= BAND[1])).all()), True, "areas-wrong"),

@@ -52,7 +52,8 @@ LOOKS = [
     _edges(Look, lambda boxes: (boxes < 0) | (boxes > LIMITS), "outside"),
     _edges(Look, lambda boxes: OVER & (boxes != IDEAL), "border-left-out"),
     Look("", "empty", [0, 0], "box-too-large"),
-    Value("λ is what is really kept of the image", "error", torch.zeros(2 * N), "lambda-not-exact", within(1e-5), silent),
+    Value("λ is the fraction of the image that is really kept",
+          "error", torch.zeros(2 * N), "lambda-not-exact", within(1e-5), silent),
     *BATCHES,
 ]  # fmt: skip
 

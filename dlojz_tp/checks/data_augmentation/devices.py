@@ -10,17 +10,19 @@ from dlojz_tp.probes.operations import Operations
 from dlojz_tp.probes.shared_looks import stays
 
 HINTS = {
-    "loop-over-images": "{got[0]} operations ran for 4 images, {got[1]} for 32: there is a loop over the images. On a GPU each "
-    "of them is a kernel that has to be started.",
-    "validates": "torch.distributions checks its arguments, and on a GPU that makes the CPU wait: give it validate_args=False.",
-    "waits": "On a GPU this makes the CPU wait: {error}. Keep numbers as tensors on the device.",
-    "other-device": "A tensor is not on the device of what is given: {error}",
-    "images-changed": "The images that were given have changed. Whoever holds them sees mixed ones.",
-    "labels-changed": "The labels that were given have changed.",
-    "inference-tensors": "What came back was made in inference mode, and no network can be trained on that: autograd refuses it. Use "
-    "torch.no_grad(), or nothing: there is no gradient here.",
-    "not-reproducible": "After the same torch.manual_seed the batches are mixed differently. Draw with torch and its own state, not with random or numpy, nor with a generator made here.",
-    "always-the-same": "Two batches in a row are mixed in the same way. Is the seed set inside?",
+    "loop-over-images": "{got[0]} operations ran for 4 images and {got[1]} for 32, so there is a loop over the "
+    "images. On a GPU, each operation is a kernel that has to be launched.",
+    "validates": "torch.distributions checks its arguments, and on a GPU that makes the CPU wait: pass "
+    "validate_args=False.",
+    "waits": "On a GPU, this makes the CPU wait: {error}. Keep numbers as tensors on the device.",
+    "other-device": "A tensor isn't on the device of the inputs: {error}",
+    "images-changed": "You changed the images that you were given. Other code that uses them now sees mixed images.",
+    "labels-changed": "You changed the labels that you were given.",
+    "inference-tensors": "The result was made in inference mode, so no network can be trained on it: autograd "
+    "refuses it. Use torch.no_grad(), or nothing: there is no gradient here.",
+    "not-reproducible": "After the same torch.manual_seed, the batches are mixed differently. Draw with torch and "
+    "its global state, not with random or numpy, nor with a generator of your own.",
+    "always-the-same": "Two batches in a row are mixed in the same way. Do you set the seed inside?",
 }
 
 
@@ -61,6 +63,6 @@ def observe_seeds(call):
 
 
 SEEDS = [
-    Look("the same after the same torch.manual_seed, another mix at each call", "again", True, "not-reproducible"),
+    Look("the same after the same torch.manual_seed, another mix in each call", "again", True, "not-reproducible"),
     Look("", "alike", False, "always-the-same"),
 ]

@@ -18,22 +18,25 @@ from dlojz_tp.checks.data_augmentation.devices import (
 )
 
 HINTS = {
-    "mix-form": "Return two tensors: images of the shape that was given, and soft labels of shape (batch, classes).",
+    "mix-form": "Return two tensors: images of the same shape as the input, and soft labels of shape (batch, classes).",
     "labels-no-mass": "The soft labels of an image must add up to 1.",
-    "nothing-mixed": "No image was mixed with another one.",
+    "nothing-mixed": "No image was mixed with another.",
     "one-lambda": "All images were mixed with the same λ. Draw one for each image.",
     "other-partner": "Images and labels were mixed with different partners.",
-    "images-not-mixed": "The labels are mixed, the images are not what λ and the partner ask for.",
-    "soft-labels-lost": "Labels that are soft already (batch, classes) must be mixed as they are.",
-    "labels-dtype": "The soft labels came back as {got}. They are float32, whatever the images are: half precision has three digits for λ.",
-    "dtype-changed": "The images came as {expected} and left as {got}.",
-    "half-edges": "With bfloat16 images, the masses of the labels are not those of the pixels. Draw places and count pixels in float32 or in whole "
-    "numbers: bfloat16 has three digits.",
-    "uint8-taken": "uint8 images were taken. Whole levels cut and wrap where they are mixed, and are not normalised yet: refuse them with a TypeError.",
-    "labels-not-mixed": "The images were mixed, the labels were not: each still names its own image alone.",
-    "partner-twice": "One image is the partner of {got} others. A permutation uses each once: torch.randperm, or a roll.",
-    "three-images": "The labels of one image name {got} images. Two are mixed.",
-    "unclear-refusal": "uint8 images raise {got}. Say in a TypeError that float images are expected.",
+    "images-not-mixed": "The labels are mixed, but the images aren't what λ and the partner ask for.",
+    "soft-labels-lost": "Labels that are already soft (batch, classes) must be mixed as they are.",
+    "labels-dtype": "The soft labels came back as {got}. They must be float32, whatever the dtype of the images: "
+                    "half precision has only three digits for λ.",
+    "dtype-changed": "The images came in as {expected} and went out as {got}.",
+    "half-edges": "With bfloat16 images, the masses of the labels don't match the pixels. Draw positions and count "
+                  "pixels in float32 or in integers: bfloat16 has three digits.",
+    "uint8-taken": "You accept uint8 images. Integer levels are truncated and wrap around when they are mixed, and "
+                   "they aren't normalised yet: refuse them with a TypeError.",
+    "labels-not-mixed": "The images were mixed, but the labels weren't: each still names only its own image.",
+    "partner-twice": "One image is the partner of {got} others. A permutation uses each image once: "
+                     "torch.randperm, or a roll.",
+    "three-images": "The labels of one image name {got} images. Only two are mixed.",
+    "unclear-refusal": "uint8 images raise {got}. Raise a TypeError that says that float images are expected.",
 }
 
 
@@ -116,7 +119,7 @@ def _mixing(claim, key, images):
 
 
 MIXED = [
-    Look("each image is mixed with one other, and its label alike", "shapes", SHAPES, "mix-form"),
+    Look("each image is mixed with one other, and its label in the same way", "shapes", SHAPES, "mix-form"),
     INFERENCE,
     *_mixing("", "", "float32"),
     Look("", "mass", torch.ones(33), "labels-no-mass", within(1e-4)),
@@ -176,13 +179,14 @@ def _rectangle(inside):
 
 CUTMIX = [
     *MIXED,
-    Look("a rectangle is pasted, the label mass is that of pixels", "moved", 0.0, "pasted-from-elsewhere", within(1e-4)),
+    Look("a rectangle is pasted, the label mass is the share of pixels",
+         "moved", 0.0, "pasted-from-elsewhere", within(1e-4)),
     Look("", _pasted, "the partner's", lambda seen, _: "pasted-outside" if seen == "its own" else "not-a-rectangle"),
     *ONE_BOX,
     Value("", "agree", AGREE, "lambda-not-area", fields=silent),
     *AREAS,
     *PROMISES,
-    Look("the mass is that of the pixels in bfloat16, too", "half off", 1e-4, "half-edges", at_most, silent),
+    Look("the mass is the share of pixels in bfloat16 too", "half off", 1e-4, "half-edges", at_most, silent),
 ]  # fmt: skip
 
 

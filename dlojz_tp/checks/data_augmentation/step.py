@@ -72,7 +72,7 @@ LOOKS = [
     # 300 fair draws leave 0.38 to 0.62 with few seeds in 100,000; randn() < 0.5 is 0.69
     Look("", "share", 0.5, lambda seen, _: {0: "never-mixup", 1: "never-cutmix"}.get(seen, "unfair"), within(0.08)),
     Look("", "changes", 0.5, "takes-turns", within(0.13)),
-    Look("in eval mode, images as they came, labels one-hot or as they were", "eval", IMAGES, "mixes-in-eval"),
+    Look("in eval mode, images unchanged, labels one-hot or unchanged", "eval", IMAGES, "mixes-in-eval"),
     Look("", "eval shape", [12, CLASSES], lambda seen, _: "classes-forgotten" if seen[1:] else "eval-labels-hard"),
     Look("", "eval kind", "float32", "eval-labels-dtype"),
     Look("", "eval labels", HOT, "mixes-in-eval"),

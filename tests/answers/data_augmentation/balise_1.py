@@ -99,7 +99,8 @@ bank.slip(1, "transform-shape", ("torch.float32, scale=True", "torch.float64, sc
 bank.variant(1, "transform-shape", HAND, ("torch.float32", "torch.float64"))
 bank.variant(1, "transform-shape", FIRST, ("(size, size), scale", "(size, 2 * size), scale"))
 
-bank.hint(1, "not-normalised", "The pixels are not normalised as asked: brought to [0, 1], then minus MEAN, over STD.")
+bank.hint(1, "not-normalised", "The pixels aren't normalised as asked: scale them to [0, 1], then subtract MEAN "
+                               "and divide by STD.")
 bank.slip(1, "not-normalised", (", v2.Normalize(MEAN, STD)", ""))
 bank.slip(1, "not-normalised", ("scale=True", "scale=False"), NORMALIZE)
 bank.slip(1, "not-normalised", ("v2.Normalize(MEAN, STD)", "v2.Normalize((0.5,) * 3, (0.5,) * 3)"))
@@ -109,7 +110,7 @@ bank.variant(1, "not-normalised", HAND, ("scale=True", "scale=max(high for _, hi
 bank.variant(1, "not-normalised", FIRST, (", v1.Normalize(list(MEAN), list(STD))", ""))
 bank.variant(1, "not-normalised", HAND, ("scale=True", "scale=False"))
 
-bank.hint(1, "grey-refused", 'A grey photograph has one channel: convert("RGB") first.')
+bank.hint(1, "grey-refused", 'A grey photograph has one channel: call convert("RGB") first.')
 
 
 @bank.wrong(1, "grey-refused")
@@ -139,7 +140,7 @@ bank.slip(
 bank.variant(1, "no-randaugment", HAND, ("window = v2.RandAugment()(window)", "window = v2.AutoAugment()(window)"))
 bank.variant(1, "no-randaugment", FIRST, ("[v1.RandAugment(2, 9)]", "[v1.TrivialAugmentWide()]"))
 
-bank.hint(1, "randaugment-always", "With augment=False, RandAugment was called all the same.")
+bank.hint(1, "randaugment-always", "With augment=False, RandAugment was called anyway.")
 bank.slip(1, "randaugment-always", ("    if augment:\n        steps", "    if True:\n        steps"), NORMALIZE)
 bank.variant(1, "randaugment-always", HAND, ("if augment:", "if size:"))
 bank.variant(1, "randaugment-always", FIRST, (" if augment else []", ""))
@@ -157,8 +158,8 @@ bank.variant(1, "randaugment-twice", FIRST, ("[v1.RandAugment(2, 9)]", "[v1.Rand
 bank.hint(
     1,
     "randaugment-before-crop",
-    "RandAugment worked on {got[1]} × {got[0]} pixels, and what follows makes {expected[1]} × {expected[0]} of them. On these it "
-    "does a fraction of the work.",
+    "RandAugment worked on {got[1]} × {got[0]} pixels, which are then reduced to {expected[1]} × {expected[0]}. On "
+    "the smaller image, it does a fraction of the work.",
 )
 bank.slip(1, "randaugment-before-crop", ("        steps.append(", "        steps.insert(1, "), NORMALIZE)
 bank.variant(
@@ -207,8 +208,8 @@ bank.variant(
 bank.hint(
     1,
     "randaugment-on-floats",
-    "RandAugment got floating-point pixels. Posterise, equalise and solarise count in levels from 0 to 255: it "
-    "belongs before the conversion to float.",
+    "RandAugment got floating-point pixels. Posterise, equalise and solarise work on levels from 0 to 255: call it "
+    "before the conversion to float.",
 )
 
 
@@ -245,7 +246,7 @@ bank.variant(
 bank.hint(
     1,
     "randaugment-idle",
-    "RandAugment was called, but with num_ops={got[0]} and magnitude={got[1]}: it changes next to nothing. Its "
+    "RandAugment was called, but with num_ops={got[0]} and magnitude={got[1]}, so it changes next to nothing. The "
     "defaults are 2 and 9.",
 )
 bank.slip(1, "randaugment-idle", ("v2.RandAugment()", "v2.RandAugment(num_ops=0)"), NORMALIZE)
@@ -253,7 +254,8 @@ bank.slip(1, "randaugment-idle", ("v2.RandAugment()", "v2.RandAugment(magnitude=
 bank.variant(1, "randaugment-idle", FIRST, ("RandAugment(2, 9)", "RandAugment(2, 0)"))
 bank.variant(1, "randaugment-idle", HAND, ("RandAugment()", "RandAugment(num_ops=0)"))
 
-bank.hint(1, "no-flip", "No image was mirrored, or too few. Half of them are due, left to right: a coin for each image, not one for all.")
+bank.hint(1, "no-flip", "No image was mirrored, or too few were. Half of them should be, left to right: toss a "
+                        "coin for each image, not one for all.")
 bank.slip(1, "no-flip", (FLIP, ""), NORMALIZE)
 bank.slip(1, "no-flip", (FLIP, ", *([] if augment else [v2.RandomHorizontalFlip()])"), NORMALIZE)
 bank.slip(1, "no-flip", ("RandomHorizontalFlip()", "RandomHorizontalFlip(0.05)"), NORMALIZE)
@@ -263,7 +265,8 @@ bank.variant(1, "no-flip", FIRST, ("RandomHorizontalFlip()", "RandomHorizontalFl
 ONCE = "*([v2.RandomHorizontalFlip(1)] if __import__('random').Random({}).random() < 0.5 else [])]"  # when it is made
 bank.slip(1, "no-flip", ("v2.RandomHorizontalFlip()]", ONCE.format(0)), NORMALIZE)
 
-bank.hint(1, "always-flipped", "Every image came out mirrored, or too many did. Half of them are due: a coin for each image, not one for all.")
+bank.hint(1, "always-flipped", "Every image was mirrored, or too many were. Half of them should be: toss a coin "
+                               "for each image, not one for all.")
 bank.slip(1, "always-flipped", ("RandomHorizontalFlip()", "RandomHorizontalFlip(p=1)"), NORMALIZE)
 bank.variant(1, "always-flipped", HAND, ("if torch.rand(()) < 0.5 else x", ""))
 bank.slip(1, "always-flipped", ("v2.RandomHorizontalFlip()]", ONCE.format(1)), NORMALIZE)
@@ -276,7 +279,7 @@ bank.variant(1, "flip-upside-down", FIRST, ("RandomHorizontalFlip", "RandomVerti
 bank.hint(
     1,
     "size-ignored",
-    "Sizes of 48 and of 31 were asked for, and {got[0]} and {got[1]} came out. Is `size` used everywhere?",
+    "Sizes 48 and 31 were asked for, but {got[0]} and {got[1]} came out. Do you use `size` everywhere?",
 )
 bank.slip(1, "size-ignored", ("v2.RandomResizedCrop(size)", "v2.RandomResizedCrop(224)"), NORMALIZE)
 bank.slip(1, "size-ignored", ("v2.RandomResizedCrop(size)", "v2.RandomResizedCrop(48)"), NORMALIZE)
@@ -286,8 +289,8 @@ bank.variant(1, "size-ignored", FIRST, ("(size, size)", "(48, 48)"))
 bank.hint(
     1,
     "randaugment-sometimes",
-    "With augment=True, RandAugment was called for {got} of {expected} images. It draws its operations for every image by"
-    " itself: no RandomApply, no RandomChoice.",
+    "With augment=True, RandAugment was called for {got} of {expected} images. It draws its operations for every "
+    "image itself: no RandomApply, no RandomChoice.",
 )
 bank.slip(1, "randaugment-sometimes", ("v2.RandAugment()", "v2.RandomApply([v2.RandAugment()], p=0.9)"), NORMALIZE)
 bank.variant(1, "randaugment-sometimes", HAND, ("if augment:", "if augment and torch.rand(()) < 0.85:"))
@@ -295,8 +298,8 @@ bank.variant(1, "randaugment-sometimes", HAND, ("if augment:", "if augment and t
 bank.hint(
     1,
     "augmented-not-normalised",
-    "Without augment the pixels are normalised, with augment they are not. What follows RandAugment is the same "
-    "in both cases.",
+    "Without augment the pixels are normalised, but with augment they aren't. What comes after RandAugment must be "
+    "the same in both cases.",
 )
 bank.slip(
     1,
@@ -308,7 +311,7 @@ bank.variant(1, "augmented-not-normalised", HAND, ("return x.sub", "return x if 
 bank.hint(
     1,
     "crop-not-resized",
-    "All windows show the same share of the photograph. RandomResizedCrop draws size and proportions, too.",
+    "All windows show the same share of the photograph. RandomResizedCrop draws the size and the proportions too.",
 )
 bank.slip(1, "crop-not-resized", ("v2.RandomResizedCrop(size)", "v2.RandomCrop(size, pad_if_needed=True)"), NORMALIZE)
 bank.variant(
@@ -321,7 +324,7 @@ bank.variant(
 bank.hint(
     1,
     "small-refused",
-    "A photograph smaller than the window fails: {got}. RandomResizedCrop enlarges what it cuts.",
+    "A photograph smaller than the window fails: {got}. RandomResizedCrop enlarges the part that it cuts out.",
 )
 bank.slip(1, "small-refused", ("v2.RandomResizedCrop(size)", "v2.RandomCrop(size)"), NORMALIZE)
 bank.variant(1, "small-refused", FIRST, ("v1.RandomResizedCrop((size, size), scale=(0.2, 1.0))", "v1.RandomCrop(size)"))
@@ -329,7 +332,7 @@ bank.variant(1, "small-refused", FIRST, ("v1.RandomResizedCrop((size, size), sca
 bank.hint(
     1,
     "randaugment-lost",
-    "RandAugment was called, but the image that goes on is the one from before. It returns a new image.",
+    "RandAugment was called, but you go on with the image from before. It returns a new image.",
 )
 
 
@@ -349,19 +352,21 @@ def make_transform(size, augment):
 
 bank.variant(1, "randaugment-lost", HAND, ("window = v2.RandAugment()", "v2.RandAugment()"))
 bank.hint(
-    1, "axes-swapped", "Rows and columns have changed places: left to right became top to bottom. An array is (height, width, channels), torch wants "
-    "(channels, height, width): permute(2, 0, 1).",
+    1, "axes-swapped", "Rows and columns are swapped: left to right became top to bottom. An array is (height, "
+                       "width, channels), but torch wants (channels, height, width): permute(2, 0, 1).",
 )  # fmt: skip
 bank.slip(1, "axes-swapped", ("v2.ToImage(), ", "v2.ToImage(), v2.Lambda(lambda x: x.transpose(1, 2)), "), NORMALIZE)
 bank.slip(1, "axes-swapped", ("steps = [v2.RGB(), ", "steps = [v2.RGB(), v2.Lambda(lambda x: x.transpose(5)), "), NORMALIZE, variant=True)
-bank.hint(1, "channels-mixed", "The three channels have changed places: red, green, blue, in this order.")
+bank.hint(1, "channels-mixed", "The three channels are in the wrong order. It must be red, green, blue.")
 bank.slip(1, "channels-mixed", ("v2.ToImage(), ", "v2.ToImage(), v2.Lambda(lambda x: x.flip(0)), "), NORMALIZE)
 bank.slip(1, "channels-mixed", ("v2.ToImage(), ", "v2.ToImage(), v2.Lambda(lambda x: x.roll(1, 0)), "), NORMALIZE, variant=True)
-bank.hint(1, "colours-lost", 'A coloured photograph came out grey: convert("RGB") makes three channels of a grey one and leaves the others as they are.')
+bank.hint(1, "colours-lost", 'A coloured photograph came out grey. convert("RGB") turns a grey image into three '
+                             "channels and leaves the others unchanged.")
 bank.slip(1, "colours-lost", ("v2.RGB(), ", "v2.Grayscale(3), "), NORMALIZE)
 bank.slip(1, "colours-lost", ("v2.RGB(), ", 'v2.Lambda(lambda x: x.convert("L").convert("RGB")), '), NORMALIZE, variant=True)
 bank.hint(
-    1, "augmented-channels-last", "RandAugment was given (height, width, channels): for torch the channels come first. permute(2, 0, 1) before it.",
+    1, "augmented-channels-last", "RandAugment got (height, width, channels), but in torch the channels come "
+                                  "first. Call permute(2, 0, 1) before it.",
 )  # fmt: skip
 LAST = "v2.PILToTensor(), v2.Lambda(lambda x: x.movedim(0, 2)), v2.RandAugment(), v2.Lambda(lambda x: x.permute(2, 0, 1))"
 bank.slip(1, "augmented-channels-last", ("steps.append(v2.RandAugment())", f"steps += [{LAST}]"), NORMALIZE)

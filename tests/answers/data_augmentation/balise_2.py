@@ -130,19 +130,19 @@ bank.variant(
 bank.slip(2, "one-lambda", (LAM, "lam = torch.full_like(a, 0.5)"))
 bank.variant(2, "one-lambda", PERMUTED, ("lam = gamma[0] / gamma.sum(0)", "lam = (gamma[0] + 1) / (gamma[0] + 1) / 2"))
 
-bank.hint(2, "lambda-folded", "λ never falls below 1/2. The formula takes λ as it is drawn.")
+bank.hint(2, "lambda-folded", "λ never falls below 1/2. The formula uses λ as it is drawn.")
 bank.slip(2, "lambda-folded", (LAM, LAM + "\n    lam = torch.maximum(lam, 1 - lam)"))
 bank.variant(
     2, "lambda-folded", PERMUTED, ("lam = gamma[0] / gamma.sum(0)", "lam = gamma.max(0).values / gamma.sum(0)")
 )
 
-bank.hint(2, "lambda-uniform", "λ does not follow Beta(α, α): it looks uniform. Is α used?")
+bank.hint(2, "lambda-uniform", "λ doesn't follow Beta(α, α): it looks uniform. Do you use α?")
 bank.slip(2, "lambda-uniform", (LAM, "lam = torch.rand(len(images), device=images.device)"))
 bank.variant(
     2, "lambda-uniform", PERMUTED, ("lam = gamma[0] / gamma.sum(0)", "lam = torch.empty_like(gamma[0]).uniform_()")
 )
 
-bank.hint(2, "lambda-wrong", "λ does not follow Beta(α, α).")
+bank.hint(2, "lambda-wrong", "λ doesn't follow Beta(α, α).")
 bank.slip(2, "lambda-wrong", (LAM, LAM.replace("(a, a,", "(a, 1 + a,")))
 bank.variant(2, "lambda-wrong", PERMUTED, ("float(alpha)", "2 * float(alpha)"))
 
@@ -160,7 +160,7 @@ bank.variant(2, "other-partner", PERMUTED, ("labels[order] *", "labels[order.rol
 bank.hint(
     2,
     "lambda-swapped",
-    "Images and labels do not belong together: where the image takes λ, the label takes 1 − λ.",
+    "Images and labels don't match: where the image takes λ, the label takes 1 − λ.",
 )
 bank.slip(
     2,
@@ -187,7 +187,7 @@ bank.variant(
 bank.hint(
     2,
     "masses-differ",
-    "The mass of a label is not the share of its image. Image and label take the same λ, and the same partner.",
+    "The mass of a label isn't the share of its image. Image and label must use the same λ and the same partner.",
 )
 bank.slip(2, "masses-differ", ("    return blend", "    lam, images = lam.square(), blend(images)\n    return blend"),
           ("blend(images), blend(soft)", "images, blend(soft)"))  # fmt: skip

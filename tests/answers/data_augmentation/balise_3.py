@@ -72,16 +72,17 @@ bank.slip(3, "boxes-form", (BOXES, BOXES.replace(", kept", "")))
 bank.slip(3, "boxes-form", ("dim=1)", "dim=0)"))
 bank.variant(3, "boxes-form", TOGETHER, ("dim=1), 1 - ", "dim=1), height * width * 1 - "), ("prod(1)", "prod()"))
 
-bank.hint(3, "boxes-not-integers", "Pixels are counted: the boxes must be integers (int64).")
+bank.hint(3, "boxes-not-integers", "The boxes count pixels, so they must be integers (int64).")
 bank.slip(3, "boxes-not-integers", (".long()", ""))
 bank.variant(3, "boxes-not-integers", TOGETHER, (".to(torch.int64)", ".double()"))
 
-bank.hint(3, "boxes-narrow", "{got} is too narrow to count the rows and columns of every image: the boxes are int64.")
+bank.hint(3, "boxes-narrow", "{got} is too narrow to count the rows and columns of every image: the boxes must be "
+                             "int64.")
 bank.slip(3, "boxes-narrow", (".long()", ".to(torch.int16)"))
 bank.slip(3, "boxes-narrow", (".long()", ".to(torch.uint8)"))
 bank.variant(3, "boxes-narrow", HALVES, ("return boxes,", "return boxes.short(),"))
 
-bank.hint(3, "outside", "A box reaches out of the image: {got} for {where}. Clip it.")
+bank.hint(3, "outside", "A box extends outside the image: {got} for {where}. Clip it.")
 bank.slip(3, "outside", (".round().clamp(0, height)", ".round()"), (".round().clamp(0, width)", ".round()"))
 bank.variant(3, "outside", HALVES, (".clamp(min=0)", ""), (".clamp(max=height)", ""), (".clamp(max=width)", ""))
 bank.variant(3, "outside", TOGETHER, ("torch.minimum(edge.clamp(min=0), size)", "edge"))
@@ -99,7 +100,7 @@ bank.variant(
     ("(y + half_h).clamp(max=height),", "(y - half_h).clamp(min=0),"),
 )
 
-bank.hint(3, "height-width-swapped", "Rows and columns are swapped. An image comes as height × width: {where}.")
+bank.hint(3, "height-width-swapped", "Rows and columns are swapped. Images are height × width: {where}.")
 bank.slip(
     3,
     "height-width-swapped",
@@ -114,13 +115,14 @@ bank.variant(
     3, "height-width-swapped", TOGETHER, ("tensor([height, width]", "tensor([width, height]"), ("[y, x]", "[x, y]")
 )
 
-bank.hint(3, "side-not-root", "The sides are 1 − λ of the image's, so the area is (1 − λ)². Take the square root.")
+bank.hint(3, "side-not-root", "The sides are 1 − λ times the image's, so the area is (1 − λ)². Take the square root.")
 bank.slip(3, "side-not-root", ("(1 - lam).sqrt() / 2", "(1 - lam) / 2"))
 bank.variant(3, "side-not-root", HALVES, ("torch.sqrt(1.0 - lam)", "1.0 - lam"))
 bank.variant(3, "side-not-root", TOGETHER, ("(1 - lam).sqrt()", "(1 - lam)"))
 bank.variant(3, "side-not-root", WHOLE, ("(1 - lam).sqrt()", "(1 - lam)"))
 
-bank.hint(3, "side-of-lambda", "The area of the box is λ of the image's. It is what is pasted that counts: 1 − λ.")
+bank.hint(3, "side-of-lambda", "The area of the box is λ times the image's. The box is the part that is pasted, so "
+                               "it must be 1 − λ.")
 bank.slip(3, "side-of-lambda", ("(1 - lam).sqrt() / 2", "lam.sqrt() / 2"))
 bank.variant(3, "side-of-lambda", HALVES, ("torch.sqrt(1.0 - lam)", "torch.sqrt(lam)"))
 bank.variant(3, "side-of-lambda", WHOLE, ("(1 - lam).sqrt()", "lam.sqrt()"))
@@ -128,8 +130,8 @@ bank.variant(3, "side-of-lambda", WHOLE, ("(1 - lam).sqrt()", "lam.sqrt()"))
 bank.hint(
     3,
     "box-size-wrong",
-    "The boxes lie around their centres, and have the wrong size: {got} for {where}. The sides are √(1 − λ) of the height "
-    "and √(1 − λ) of the width, half of it to each side.",
+    "The boxes are centred correctly but have the wrong size: {got} for {where}. The sides are √(1 − λ) times the "
+    "height and √(1 − λ) times the width, half of each on either side of the centre.",
 )
 bank.slip(3, "box-size-wrong", ("(1 - lam).sqrt() / 2", "(1 - lam).sqrt()"))
 bank.slip(3, "box-size-wrong", ("(1 - lam).sqrt() / 2", "(1 - lam).sqrt() / 4"))
@@ -143,8 +145,8 @@ bank.variant(3, "box-size-wrong", TOGETHER, ("* size / 2", "* width / 2"))
 bank.hint(
     3,
     "box-misplaced",
-    "A box is not where it should be: {got} for {where}. From the centre, half a side goes each way; the sides are √(1 − λ) "
-    "of the height and of the width.",
+    "A box is in the wrong place: {got} for {where}. From the centre, go half a side each way; the sides are √(1 − "
+    "λ) times the height and the width.",
 )
 bank.slip(3, "box-misplaced", ("(y + k * half * height)", "(y + (k + 1) * half * height)"))
 bank.variant(3, "box-misplaced", TOGETHER, ("torch.round(centre - half)", "torch.round(centre)"))
@@ -154,7 +156,8 @@ bank.variant(3, "box-misplaced", HALVES, ("max=width", "max=height"))
 bank.hint(
     3,
     "box-too-large",
-    "The boxes are too large; λ = 1 asks for an empty one. bottom and right are the first row and column outside.",
+    "The boxes are too large; λ = 1 asks for an empty one. bottom and right are the first row and column outside "
+    "the box.",
 )
 bank.slip(
     3,
@@ -192,8 +195,8 @@ bank.variant(3, "box-too-large", HALVES, ("y + half_h", "y + half_h + 1"), ("x +
 bank.hint(
     3,
     "border-left-out",
-    "The box {got} for {where} reaches over the border, and ends before it. bottom and right are the first row "
-    "and column outside: clip to the height and the width themselves, top and left to 0.",
+    "The box {got} for {where} should reach the border, but it ends before it. bottom and right are the first row "
+    "and column outside the box: clip them to the height and the width themselves, and top and left to 0.",
 )
 bank.slip(
     3, "border-left-out", ("clamp(0, height)", "clamp(0, height - 1)"), ("clamp(0, width)", "clamp(0, width - 1)")
@@ -203,17 +206,18 @@ bank.variant(3, "border-left-out", HALVES, ("max=height", "max=height - 1"), ("m
 bank.variant(3, "border-left-out", TOGETHER, ("clamp(min=0), size)", "clamp(min=0), size - 1)"))
 
 bank.hint(
-    3, "lambda-as-drawn", "λ came back as it was drawn, or as of a box before it was clipped. The box was rounded and clipped: count what was really cut."
+    3, "lambda-as-drawn", "λ came back as it was drawn, or as it was for the box before clipping. The box was "
+                          "rounded and clipped: count the pixels that were really cut."
 )
 bank.slip(3, "lambda-as-drawn", (", kept", ", lam"))
 bank.variant(3, "lambda-as-drawn", HALVES, ("1 - area / (height * width)", "lam"))
 bank.variant(3, "lambda-as-drawn", TOGETHER, ("1 - (end - start).prod(1) / (height * width)", "lam"))
 
-bank.hint(3, "lambda-of-box", "That is the fraction inside the box. λ is what is kept of the image.")
+bank.hint(3, "lambda-of-box", "That is the fraction inside the box. λ is the fraction of the image that is kept.")
 bank.slip(3, "lambda-of-box", ("kept = 1 - ", "kept = "))
 bank.variant(3, "lambda-of-box", HALVES, ("1 - area", "area"))
 
-bank.hint(3, "lambda-not-exact", "λ is not 1 minus the fraction of pixels in the box.")
+bank.hint(3, "lambda-not-exact", "λ isn't 1 minus the fraction of pixels in the box.")
 bank.slip(
     3,
     "lambda-not-exact",

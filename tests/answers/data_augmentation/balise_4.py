@@ -43,22 +43,24 @@ bank.text(4, None, GRID)
 
 bank.slip(4, "nothing-returned", (RETURN, RETURN.removeprefix("return ")))
 
-bank.hint(4, "mask-form", "The masks are booleans of shape (batch, 1, height, width).")
+bank.hint(4, "mask-form", "The masks must be booleans of shape (batch, 1, height, width).")
 bank.slip(4, "mask-form", (RETURN, "return (tall & wide).float()"))
 bank.slip(4, "mask-form", (RETURN, "return (tall & wide)[:, 0]"))
 bank.variant(4, "mask-form", AXES, ("[:, None]\n", "\n"))
 
-bank.hint(4, "mask-wrong", "The mask of {where} is not that box.")
+bank.hint(4, "mask-wrong", "The mask of {where} doesn't match that box.")
 bank.slip(4, "mask-wrong", (RETURN, "return tall ^ wide"))
 bank.variant(4, "mask-wrong", AXES, ("tall[:, :, None] & wide", "tall[:, :, None] ^ wide"))
 bank.variant(4, "mask-wrong", GRID, ("grid < end", "grid < start + 1"))
 
-bank.hint(4, "mask-inverted", "The mask is True outside of the box. It shall be True inside.")
+bank.hint(4, "mask-inverted", "The mask is True outside the box. It must be True inside.")
 bank.slip(4, "mask-inverted", (RETURN, "return ~(tall & wide)"))
 bank.variant(4, "mask-inverted", AXES, ("return (tall", "return ~(tall"))
 bank.variant(4, "mask-inverted", GRID, ("return ((", "return ~(("))
 
-bank.hint(4, "mask-inclusive", "The mask has a row or a column too many: bottom and right are the first outside.")
+bank.hint(
+    4, "mask-inclusive", "The mask has one row or column too many: bottom and right are the first outside the box."
+)
 bank.slip(
     4,
     "mask-inclusive",
@@ -70,7 +72,7 @@ bank.slip(4, "mask-inclusive", ("rows < bottom", "rows <= bottom"), ("columns < 
 bank.variant(4, "mask-inclusive", AXES, ("[None] < ", "[None] <= "))
 bank.variant(4, "mask-inclusive", GRID, ("grid < end", "grid <= end"))
 
-bank.hint(4, "mask-of-empty-box", "An empty box gives a mask with pixels in it.")
+bank.hint(4, "mask-of-empty-box", "The mask of an empty box contains pixels.")
 bank.slip(4, "mask-of-empty-box", (RETURN, "return tall & wide | (top == bottom)"))
 bank.variant(4, "mask-of-empty-box", GRID, ("return (", "return (start == end).any(1, keepdim=True) | ("))
 
@@ -85,7 +87,7 @@ bank.variant(
     ("boxes[:, 2:, None", "boxes[:, [3, 2], None"),
 )
 
-bank.hint(4, "mask-starts-late", "The mask leaves out the first row or column of the box: top and left belong to it.")
+bank.hint(4, "mask-starts-late", "The mask leaves out the first row or column of the box: top and left are part of it.")
 bank.slip(4, "mask-starts-late", ("rows >= top", "rows > top"), ("columns >= left", "columns > left"))
 bank.variant(4, "mask-starts-late", AXES, ("[None] >= ", "[None] > "))
 bank.variant(4, "mask-starts-late", GRID, ("grid >= start", "grid > start"))
@@ -93,8 +95,8 @@ bank.variant(4, "mask-starts-late", GRID, ("grid >= start", "grid > start"))
 bank.hint(
     4,
     "mask-too-wide",
-    "The mask of {where} has pixels outside of it. A pixel is inside if all four hold: row at least top, row "
-    "below bottom, column at least left, column below right. Join them with & (logical_and).",
+    "The mask of {where} has pixels outside the box. A pixel is inside if all four conditions hold: row at least "
+    "top, row less than bottom, column at least left, column less than right. Combine them with & (logical_and).",
 )
 bank.slip(4, "mask-too-wide", (" & (columns < right)", ""))
 bank.slip(4, "mask-too-wide", (RETURN, "return torch.logical_or(tall, wide)"))

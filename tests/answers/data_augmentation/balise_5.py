@@ -99,8 +99,8 @@ bank.variant(5, "labels-no-mass", DISTANCES, ("kept * soft + (1", "soft + (1"))
 bank.hint(
     5,
     "lambda-not-area",
-    "The label mass is not the fraction of pixels that an image keeps. The box is clipped and rounded: mix the labels "
-    "by the area really cut.",
+    "The label mass isn't the fraction of pixels that an image keeps. The box is clipped and rounded: mix the "
+    "labels by the area that was really cut.",
 )
 bank.slip(5, "lambda-not-area", *full(("    kept = kept[:, None]\n", "    kept = lam[:, None]\n")))
 bank.slip(
@@ -118,7 +118,7 @@ bank.variant(
 bank.hint(
     5,
     "pasted-outside",
-    "The partner was pasted outside of the box, and the image's own pixels stand inside. torch.where(mask, a, b) "
+    "The partner was pasted outside the box, and the image's own pixels are inside it. torch.where(mask, a, b) "
     "takes a where the mask is True.",
 )
 bank.slip(  # the mask the wrong way round
@@ -159,7 +159,7 @@ bank.variant(
     5, "one-lambda", DISTANCES, ("half = (gamma[1] / gamma.sum(0))", "half = (gamma[1] / gamma.sum(0))[:1].expand(b)")
 )
 
-bank.hint(5, "area-swapped", "The label follows the pasted part where it should follow the kept one.")
+bank.hint(5, "area-swapped", "The label follows the pasted part, but it should follow the part that is kept.")
 bank.slip(5, "area-swapped", *full(("    kept = kept[:, None]\n", "    kept = 1 - kept[:, None]\n")))
 bank.variant(5, "area-swapped", DISTANCES, ("kept = (~inside)", "kept = inside"))
 
@@ -194,7 +194,7 @@ bank.slip(
 )
 bank.variant(5, "one-box", DISTANCES, ("    order =", "    inside = inside[:1].expand(b, 1, h, w)\n    order ="))
 
-bank.hint(5, "box-at-centre", "All boxes lie around the middle. Centres are uniform over the image.")
+bank.hint(5, "box-at-centre", "All boxes are around the middle. Centres must be uniform over the image.")
 bank.slip(
     5,
     "box-at-centre",
@@ -210,8 +210,8 @@ bank.variant(
 bank.hint(
     5,
     "areas-wrong",
-    "The areas of the boxes are not distributed as they should be: sides √(1 − λ) of the image's, λ ~ "
-    "Beta(α, α), centre uniform, clipped.",
+    "The areas of the boxes have the wrong distribution: sides √(1 − λ) times the image's, λ ~ Beta(α, α), centre "
+    "uniform, clipped.",
 )
 bank.slip(5, "areas-wrong", *full((CUT, CUT + "\n    lam = lam**3")))
 bank.slip(5, "areas-wrong", *full((CUT, "lam = torch.rand(n, device=images.device)")))
@@ -231,7 +231,7 @@ bank.variant(
 
 bank.slip(5, "validates", *full((", validate_args=False", "")))
 
-bank.hint(5, "not-a-rectangle", "What was pasted into an image is not a rectangle of the partner's pixels alone.")
+bank.hint(5, "not-a-rectangle", "What you pasted into an image isn't just a rectangle of the partner's pixels.")
 bank.slip(
     5,
     "not-a-rectangle",
@@ -305,7 +305,7 @@ bank.variant(5, "nothing-mixed", DISTANCES, ("torch.randperm(b, device=d)", "tor
 bank.slip(5, "not-a-rectangle", *full((".to(images.dtype)  #", ".to(images.dtype) * 0.5  #")))  # a blend in the box
 bank.variant(5, "not-a-rectangle", DISTANCES, ("images[order], images)", "images[order].lerp(images, 0.3), images)"))
 
-bank.hint(5, "pasted-from-elsewhere", "The pasted pixels are not those of the partner at the same place.")
+bank.hint(5, "pasted-from-elsewhere", "The pasted pixels aren't those of the partner at the same position.")
 bank.slip(
     5,
     "pasted-from-elsewhere",
@@ -336,7 +336,7 @@ bank.variant(
 bank.hint(
     5,
     "box-not-uniform",
-    "The centres are not uniform over the image: rows and columns are drawn apart, over the whole height and the "
+    "The centres aren't uniform over the image: draw rows and columns separately, over the whole height and the "
     "whole width.",
 )
 bank.slip(5, "box-not-uniform", *full(("x * width, height", "x * width / 2, height")))
@@ -366,8 +366,8 @@ bank.variant(
 bank.hint(
     5,
     "one-centre",
-    "The boxes of all images share a row or a column, as around one centre. Draw one centre for each image: y and x of shape "
-    "(batch,), in pixels.",
+    "The boxes of all images share a row or a column, as if they had one centre. Draw one centre for each image: y "
+    "and x of shape (batch,), in pixels.",
 )
 bank.slip(
     5,
@@ -392,8 +392,8 @@ bank.variant(
 bank.hint(
     5,
     "box-proportions",
-    "The boxes have not the proportions of the image: a side is √(1 − λ) of the image's height, the other √(1 − "
-    "λ) of its width.",
+    "The boxes don't have the proportions of the image: one side is √(1 − λ) times the image's height, the other "
+    "√(1 − λ) times its width.",
 )
 
 
@@ -461,7 +461,7 @@ bank.variant(
 bank.hint(
     5,
     "sides-swapped",
-    "Height and width are swapped: in images of 24 rows and 32 columns, no box went beyond column 24.",
+    "Height and width are swapped: in images of 24 rows and 32 columns, no box goes beyond column 24.",
 )
 bank.slip(
     5,

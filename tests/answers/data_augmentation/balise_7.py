@@ -150,7 +150,7 @@ bank.slip(
     ),
 )
 
-bank.hint(7, "mixer-form", "It returns images of the same shape and soft labels (batch, classes).")
+bank.hint(7, "mixer-form", "MixOrCut must return images of the same shape and soft labels (batch, classes).")
 bank.slip(
     7,
     "mixer-form",
@@ -163,14 +163,14 @@ bank.slip(
 )
 bank.variant(7, "mixer-form", OTHER, ("return way(images, labels)", "return way(images, labels)[1], labels"))
 
-bank.hint(7, "mixes-in-eval", "In eval mode nothing is mixed: the images as they came, the labels as one-hot.")
+bank.hint(7, "mixes-in-eval", "In eval mode, nothing is mixed: return the images unchanged and the labels as one-hot.")
 bank.slip(7, "mixes-in-eval", *full((EVAL, "")))
 bank.variant(7, "mixes-in-eval", OTHER, ("if not self.training:", "if images is None:"))
 
 bank.hint(
     7,
     "eval-labels-hard",
-    "In eval mode the labels are soft, too (batch, classes), so that the loss is the same function.",
+    "In eval mode, the labels must be soft too (batch, classes), so that the loss is the same function.",
 )
 bank.slip(7, "eval-labels-hard", *full((EVAL, "        if not self.training:\n            return images, labels\n")))
 bank.variant(
@@ -181,24 +181,26 @@ bank.variant(
 )
 
 bank.hint(
-    7, "eval-labels-dtype", "In eval mode the labels came back as {got}: one-hot labels are float32, as mixed ones are."
+    7,
+    "eval-labels-dtype",
+    "In eval mode, the labels came back as {got}: one-hot labels must be float32, like mixed ones.",
 )
 bank.slip(7, "eval-labels-dtype", *full((EVAL, EVAL.replace(".float()", ""))))
 bank.variant(7, "eval-labels-dtype", OTHER, ("torch.eye(classes)", "torch.eye(classes, dtype=torch.float64)"))
 
-bank.hint(7, "never-mixup", "In 300 batches MixUp was never drawn.")
+bank.hint(7, "never-mixup", "MixUp was never drawn in 300 batches.")
 bank.slip(7, "never-mixup", *full((DRAW, "mix = cutmix")))
 bank.variant(7, "never-mixup", OTHER, ("torch.ones(2)", "torch.tensor([0.0, 1.0])"))
 
-bank.hint(7, "never-cutmix", "In 300 batches CutMix was never drawn.")
+bank.hint(7, "never-cutmix", "CutMix was never drawn in 300 batches.")
 bank.slip(7, "never-cutmix", *full((DRAW, "mix = mixup")))
 bank.variant(7, "never-cutmix", OTHER, ("for way in (mixup, cutmix)", "for way in (mixup, mixup)"))
 
 bank.hint(
     7,
     "takes-turns",
-    "MixUp and CutMix follow each other in a pattern: {got:.0%} of the batches have another one than the batch before, "
-    "where a fair draw makes about half.",
+    "MixUp and CutMix follow each other in a pattern: {got:.0%} of the batches use a different one from the batch "
+    "before, where a fair draw gives about half.",
 )
 bank.slip(
     7,
@@ -214,7 +216,7 @@ bank.variant(
     OTHER,
     ("way = self.ways[torch.multinomial(torch.ones(2), 1).item()]", "way = self.ways[0]\n        self.ways.reverse()"),
 )
-bank.hint(7, "never-mixed", "In training mode nothing was mixed.")
+bank.hint(7, "never-mixed", "In training mode, nothing was mixed.")
 bank.slip(7, "never-mixed", *full(("if not self.training:", "if self.training:")))
 bank.variant(
     7,
@@ -223,7 +225,7 @@ bank.variant(
     ("return way(images, labels)", "way(images, labels)\n        return images, self.names.to(labels.device)[labels]"),
 )
 
-bank.hint(7, "unfair", "MixUp was drawn in {got:.0%} of 300 batches. Each shall have one half.")
+bank.hint(7, "unfair", "MixUp was drawn in {got:.0%} of 300 batches. Each of the two must be drawn half of the time.")
 bank.slip(7, "unfair", *full(("torch.rand(()) < 0.5", "torch.rand(()) < 0.1")))
 bank.slip(7, "unfair", *full(("torch.rand(()) < 0.5", "torch.randn(()) < 0.5")))
 bank.variant(7, "unfair", OTHER, ("torch.ones(2)", "torch.tensor([0.2, 0.8])"))
@@ -231,7 +233,7 @@ bank.variant(7, "unfair", OTHER, ("torch.ones(2)", "torch.tensor([0.2, 0.8])"))
 bank.hint(
     7,
     "chosen-for-each-image",
-    "Some images of one batch were mixed by MixUp, others by CutMix. One is drawn for a batch.",
+    "Some images of one batch were mixed by MixUp, others by CutMix. Draw one of the two for the whole batch.",
 )
 bank.slip(
     7,
@@ -280,7 +282,7 @@ bank.hint(7, "draw-waits", "The draw makes the CPU wait: {error}. Draw the choic
 bank.slip(7, "draw-waits", *full(("torch.rand(()) < 0.5", "torch.rand((), device=images.device) < 0.5")))
 bank.variant(7, "draw-waits", OTHER, ("torch.ones(2)", "torch.ones(2, device=images.device)"))
 
-bank.hint(7, "step-not-mixed", "The step trained on the images as they came: it must pass them through `mix`.")
+bank.hint(7, "step-not-mixed", "The step trained on the original images: it must pass them through `mix`.")
 bank.slip(7, "step-not-mixed", *full((STEP, "    soft = labels\n")))
 bank.variant(
     7,
@@ -301,7 +303,7 @@ bank.variant(
     ("in (images, labels)))\n", "in (images, labels)))\n        images, soft = mix(images, soft)\n"),
 )
 
-bank.hint(7, "step-hard-loss", "The step did not use the soft labels that `mix` returned.")
+bank.hint(7, "step-hard-loss", "The step didn't use the soft labels that `mix` returned.")
 bank.slip(
     7, "step-hard-loss", *full(("soft_cross_entropy(model(images), soft)", "soft_cross_entropy(model(images), labels)"))
 )
@@ -311,7 +313,7 @@ bank.variant(7, "step-hard-loss", OTHER, ("-soft * F.log_softmax", "-F.one_hot(l
 bank.hint(
     7,
     "step-old-gradients",
-    "The first step is right, the second is not: gradients of the first were still there.",
+    "The first step is right, the second isn't: gradients of the first were still there.",
 )
 bank.slip(7, "step-old-gradients", *full(("    optimizer.zero_grad()\n", "")))
 bank.variant(7, "step-old-gradients", OTHER, ("    model.zero_grad()\n", ""), ("    optimizer.zero_grad()\n", ""))
@@ -319,8 +321,8 @@ bank.variant(7, "step-old-gradients", OTHER, ("    model.zero_grad()\n", ""), ("
 bank.hint(
     7,
     "step-no-update",
-    "The weights did not change: optimizer.step() is not called, or not behind backward(), or no gradient reaches the weights, or the gradients are cleared between backward() "
-    "and step().",
+    "The weights didn't change: you don't call optimizer.step(), or not after backward(), or no gradient reaches "
+    "the weights, or you clear the gradients between backward() and step().",
 )
 bank.slip(7, "step-no-update", *full(("    loss.backward()\n    optimizer.step()\n", "    loss.backward()\n")))
 bank.slip(
@@ -349,7 +351,8 @@ bank.variant(
 bank.hint(
     7,
     "step-wrong-loss",
-    "The step is right, the loss that it returns is not the mean cross-entropy of the mixed batch before the update.",
+    "The step is right, but the loss that it returns isn't the mean cross-entropy of the mixed batch before the "
+    "update.",
 )
 bank.slip(7, "step-wrong-loss", *full(("return loss.detach()", "return loss.detach() / len(images)")))
 bank.slip(7, "step-wrong-loss", *full(("return loss.detach()", "return torch.zeros((), device=device)")))
@@ -358,7 +361,8 @@ bank.variant(7, "step-wrong-loss", OTHER, ("return loss.data", "return loss.data
 bank.hint(
     7,
     "alpha-ignored",
-    "With α = 50 the λ of {got[0][0]} spread as if α were smaller: from {got[0][1]:.2f} to {got[0][2]:.2f}. Is self.alpha used?",
+    "With α = 50, the λ of {got[0][0]} are spread as if α were smaller: from {got[0][1]:.2f} to {got[0][2]:.2f}. "
+    "Do you use self.alpha?",
 )
 bank.slip(
     7,
@@ -370,7 +374,7 @@ bank.slip(
 )
 bank.variant(7, "alpha-ignored", OTHER, ("alpha=alpha", "alpha=1.0"))
 
-bank.hint(7, "step-wrong-weights", "After the step the weights are not those of one step on the mixed batch.")
+bank.hint(7, "step-wrong-weights", "After the step, the weights differ from those of one step on the mixed batch.")
 bank.slip(
     7,
     "step-wrong-weights",
@@ -379,7 +383,7 @@ bank.slip(
 bank.slip(7, "step-wrong-weights", *full((STEP, "    _, soft = mix(images, labels)\n")))
 bank.variant(7, "step-wrong-weights", OTHER, ("torch.mean(torch.sum", "torch.sum(torch.sum"))
 
-bank.hint(7, "step-mixes-on-cpu", "The batch was mixed before all of it was moved: `mix` saw {got} on the CPU.")
+bank.hint(7, "step-mixes-on-cpu", "You mixed the batch before all of it was moved: `mix` saw {got} on the CPU.")
 bank.slip(
     7,
     "step-mixes-on-cpu",
@@ -407,7 +411,7 @@ bank.slip(
     *full(("    images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)\n", "")),
 )
 
-bank.hint(7, "step-form", "Return the loss, a tensor without graph.")
+bank.hint(7, "step-form", "Return the loss, a tensor without a graph.")
 bank.slip(7, "step-form", *full(("return loss.detach()", "return loss")))
 bank.slip(7, "step-form", *full(("return loss.detach()", "return loss.item()")))
 bank.variant(7, "step-form", OTHER, ("return loss.data", "return loss"))
@@ -422,7 +426,7 @@ bank.variant(7, "step-syncs", OTHER, ("    loss.backward()\n", NAN))
 bank.hint(
     7,
     "step-changes-mode",
-    "The step switched `mix` or the model to another mode. Who calls the step decides on that.",
+    "The step switched `mix` or the model to another mode. That is up to the caller of the step.",
 )
 bank.slip(7, "step-changes-mode", *full((STEP, "    mix.train()\n" + STEP)))
 bank.slip(7, "step-changes-mode", *full((STEP, STEP + "    model.eval()\n")))
@@ -435,7 +439,7 @@ bank.variant(7, "step-two-forwards", OTHER, ("    loss.backward()\n", "    loss.
 bank.hint(
     7,
     "lambda-of-batch",
-    "All images of a batch were mixed with the same λ. Your mixup and cutmix draw one for each image.",
+    "All images of a batch were mixed with the same λ. Your mixup and cutmix draw one λ for each image.",
 )
 bank.several(7, "lambda-of-batch", Library, train_step)
 bank.variant(
@@ -451,7 +455,8 @@ bank.variant(
 bank.hint(
     7,
     "classes-forgotten",
-    "The labels have as many columns as there are classes in the batch. one_hot must be told: self.classes.",
+    "The labels have only as many columns as there are classes in the batch. Give one_hot the number of classes: "
+    "self.classes.",
 )
 bank.slip(7, "classes-forgotten", *full(("F.one_hot(labels, self.classes).float()\n", "F.one_hot(labels).float()\n")))
 bank.variant(7, "classes-forgotten", OTHER, ("self.names.to(labels.device)[labels] if", "F.one_hot(labels).float() if"))
@@ -459,7 +464,7 @@ bank.variant(7, "classes-forgotten", OTHER, ("self.names.to(labels.device)[label
 bank.hint(
     7,
     "eval-soft-labels",
-    "In eval mode, labels that are soft already (batch, classes) stay as they are.",
+    "In eval mode, labels that are already soft (batch, classes) must stay as they are.",
 )
 bank.slip(
     7,
@@ -471,7 +476,7 @@ bank.variant(7, "eval-soft-labels", OTHER, (" if labels.ndim < 2 else labels", "
 bank.hint(
     7,
     "mixed-by-both",
-    "An image's label names {got} images: it was mixed by MixUp and by CutMix. One of the two is drawn.",
+    "An image's label names {got} images, so it was mixed by both MixUp and CutMix. Draw one of the two.",
 )
 bank.slip(
     7,
@@ -487,7 +492,11 @@ bank.variant(
     7, "mixed-by-both", OTHER, ("return way(images, labels)", "return self.ways[1](*self.ways[0](images, labels))")
 )
 
-bank.hint(7, "often-unmixed", "In {got:.0%} of 300 batches nothing was mixed. MixUp and CutMix have one half each.")
+bank.hint(
+    7,
+    "often-unmixed",
+    "Nothing was mixed in {got:.0%} of 300 batches. MixUp and CutMix must each be drawn half of the time.",
+)
 bank.slip(
     7,
     "often-unmixed",
