@@ -81,14 +81,15 @@ class _Truth:
             if there:
                 n = len(there)
                 told.append(
-                    f"At {epochs} epochs {n} have reported: {n} // {self.eta} = {len(best)} go on, {len(gone)} of them promoted already."
+                    f"At {epochs} epochs, {n} trials have reported. {n} // {self.eta} = {len(best)} of them go on, "
+                    f"and {len(gone)} of these are promoted already."
                 )
             for number in best:
                 if number not in gone:
                     self.why.append(" ".join(told))
                     self.jobs.append((number, epochs * self.eta))
                     return self.jobs[-1]
-        self.why.append(" ".join([*told, "So a new trial begins."]))
+        self.why.append(" ".join([*told, "So a new trial starts."]))
         self.jobs.append((1 + max((number for number, _ in self.jobs), default=-1), self.first))
         return self.jobs[-1]
 
@@ -140,10 +141,10 @@ def _looks(run, claim):
 
 LOOKS = [
     *_looks(0, "one worker: promote, or start a new trial"),
-    *_looks(1, "three workers of unequal speed: nobody waits, nobody is promoted twice"),
+    *_looks(1, "three workers of unequal speed: none waits, and no trial is promoted twice"),
     *_looks(2, "a loss, five workers, a rung that is not the last"),
     *_looks(3, "six rungs"),
-    *_looks(FEW_LEFT, "where most diverge, some of them go on"),
+    *_looks(FEW_LEFT, "when most trials diverge, some of them still go on"),
 ]
 
 

@@ -51,10 +51,10 @@ def _certain(seen, due):
 
 
 IMPROVEMENT = [
-    Look("expected improvement, arrays of any shape", "shapes", [(4, 6), (5,), (1,), (2,)], lambda seen, _: "nothing-returned" if None in seen else "improvement-form"),
+    Look("expected improvement, for arrays of any shape", "shapes", [(4, 6), (5,), (1,), (2,)], lambda seen, _: "nothing-returned" if None in seen else "improvement-form"),
     Value("as by integration", "values", [torch.as_tensor(truth(*case)) for case in ((MEAN, STD, BEST), *MORE)], "improvement-wrong", within(1e-6)),
-    Look("where std is 0, and far from the best", "certain", torch.tensor([0.0, 0.0, 0.8, 0.5 / (2 * np.pi) ** 0.5], dtype=torch.float64), _certain, within(1e-6)),
-    Look("the arrays stay as they are", "given stays", True, "std-changed"),
+    Look("where std is 0, and far below the best value", "certain", torch.tensor([0.0, 0.0, 0.8, 0.5 / (2 * np.pi) ** 0.5], dtype=torch.float64), _certain, within(1e-6)),
+    Look("the arrays are unchanged", "given stays", True, "std-changed"),
     Look("", "far", 0.0, "improvement-negative", lambda seen, _: seen > -1e-300, lambda seen, _: {"got": f"{seen:.2g}", "expected": "not below 0"}),
     Look("", "large", 49.0, "improvement-wrong", within(1e-6)),
 ]  # fmt: skip
@@ -225,15 +225,15 @@ def _rule(seen, _):
 
 _word = lambda seen, _: seen  # noqa: E731  (the observation names the hint)
 SEARCH = [
-    Look("objective is called with places, n_trials times", "places", True, "not-a-place"),
+    Look("objective is called n_trials times, with indices", "places", True, "not-a-place"),
     Look("", "counts", [14, 10, 12], "trials-miscounted"),
-    Look("nothing is tried twice", "twice", 0, "tried-twice", fields=lambda seen, _: {"n": seen}),
-    Look("two lists in the order of the trials", "returned", "", _word, fields=silent),
-    Look("the first points are drawn by the generator given", "first", 12, "first-not-drawn"),
+    Look("no point is tried twice", "twice", 0, "tried-twice", fields=lambda seen, _: {"n": seen}),
+    Look("two lists, in the order of the trials", "returned", "", _word, fields=silent),
+    Look("the first points are drawn with the given generator", "first", 12, "first-not-drawn"),
     Look("", "ways", 20, "first-not-drawn", operator.ge),
     Look("", "again", True, "rng-ignored"),
-    Look("the model knows all that was tried, and no more", "fit", "", _word, fields=silent),
-    Look("the next one has the largest expected improvement", lambda o: o["rules"], "improvement", _rule, lambda seen, due: due in seen, lambda *_: {"expected": "", "got": ""}),
+    Look("the model knows all the trials so far, and nothing else", "fit", "", _word, fields=silent),
+    Look("the next point has the largest expected improvement", lambda o: o["rules"], "improvement", _rule, lambda seen, due: due in seen, lambda *_: {"expected": "", "got": ""}),
     Look("a trial that diverged", "refused", False, "nan-fitted"),
     Look("", "steep fit", "", _word, fields=silent),
     Look("", "steep rules", "improvement", lambda *both: "chosen-with-nan" if _rule(*both) == "chosen-otherwise" else _rule(*both), lambda seen, due: due in seen, lambda *_: {"expected": "", "got": ""}),

@@ -140,7 +140,7 @@ def _trained_hint(seen, due):
 def _where_trained(seen, due):
     case, number = (seen - due).nonzero()[0].tolist()
     values, first, eta, last, maximize = CASES[case]
-    values = values if len(values) < 20 else f"{len(values)} trials, many of equal value"
+    values = values if len(values) < 20 else f"{len(values)} trials, many with equal values"
     where = f"{values}, first={first}, eta={eta}, last={last}, maximize={maximize}"
     return {
         "where": where,
@@ -159,12 +159,12 @@ LOOKS = [
     Look("rungs of (epochs, values)", "kind", "pairs", "rungs-form"),
     Look("", "idle", [], "not-all-start", fields=lambda seen, _: {"n": len(seen), "expected": "", "got": seen}),
     Look("", "epochs", [1, 3, 9, 27], _epochs_hint),
-    Value("who is trained for how long: the best, in both directions, with NaN and ties", "trained",
+    Value("how long each trial is trained: the best go on, in both directions, with NaN and ties", "trained",
           torch.tensor(TRAINED, dtype=torch.float32).squeeze(1), _trained_hint, fields=_where_trained),
-    Look("what each rung says", "kinds", ["pairs"], "rungs-form"),
+    Look("what each rung contains", "kinds", ["pairs"], "rungs-form"),
     Look("", "same", [_read(list(rungs.items())) for rungs in RUNGS], "rung-values",
          fields=lambda seen, due: next({"expected": d, "got": s} for s, d in zip(seen, due) if s != d)),
-    Look("the epochs of all trials, computed", "total kinds", ["int", "float"], "total-form",
+    Look("the computed number of epochs of all trials", "total kinds", ["int", "float"], "total-form",
          lambda seen, due: set(seen) <= set(due)),
     Value("", "totals", torch.tensor([_total(case) for case in TOTALS]), "wrong-total", fields=_where_total),
 ]  # fmt: skip

@@ -136,11 +136,11 @@ def _looks(name):
     def say(seen, _):
         return {"where": name, "expected": "", "got": "", "what": ", ".join(seen) if isinstance(seen, list) else ""}
 
-    yield Look(f"exploit, {name}: all that the better one is", (name, "better"), [], "better-changed", fields=say)
+    yield Look(f"exploit, {name}: everything is copied from the better member", (name, "better"), [], "better-changed", fields=say)
     yield Look("", (name, "linked"), True, "optimizer-elsewhere", fields=say)
     yield Look("", (name, "copied"), [], lambda seen, _: f"{seen[0]}-not-copied", fields=say)
-    yield Look("nothing that both hold", (name, "shared"), [], lambda seen, _: f"{SHARED[seen[0]]}-shared", fields=say)
-    yield Look("trains on as the better one", (name, "later"), [], "trains-otherwise", fields=say)
+    yield Look("the two members share nothing", (name, "shared"), [], lambda seen, _: f"{SHARED[seen[0]]}-shared", fields=say)
+    yield Look("it then trains exactly as the better one does", (name, "later"), [], "trains-otherwise", fields=say)
 
 
 def observe_explore(explore):
@@ -184,14 +184,14 @@ def _other_rates(seen, _):
 
 
 EXPLORE = [
-    Look("explore: weights and the optimizer's state stay", "kept", [], "explore-resets", fields=lambda seen, _: {"what": ", ".join(seen)}),
-    Look("each hyperparameter times 0.8 or 1.25", "factors", "0.8 or 1.25", lambda seen, _: "not-noted" if ((seen - 1).abs() < 1e-9).all() else "wrong-factor",
+    Look("explore: the weights and the optimizer's state are unchanged", "kept", [], "explore-resets", fields=lambda seen, _: {"what": ", ".join(seen)}),
+    Look("each hyperparameter is multiplied by 0.8 or 1.25", "factors", "0.8 or 1.25", lambda seen, _: "not-noted" if ((seen - 1).abs() < 1e-9).all() else "wrong-factor",
          lambda seen, _: not _off(seen).any(), lambda seen, _: {"got": f"{seen[_off(seen)][0]:.4g}"}),
-    Look("in all groups of the optimizer", "groups", "as noted", _other_rates, lambda seen, _: bool((seen.abs() < 1e-6).all()), lambda *_: {"got": "other values"}),
-    Look("drawn for each, by the generator given", "different", 0, "one-factor", lambda seen, _: seen > 0, lambda *_: {"expected": "", "got": ""}),
+    Look("in all param_groups of the optimizer", "groups", "as noted", _other_rates, lambda seen, _: bool((seen.abs() < 1e-6).all()), lambda *_: {"got": "other values"}),
+    Look("one draw for each, with the given generator", "different", 0, "one-factor", lambda seen, _: seen > 0, lambda *_: {"expected": "", "got": ""}),
     Look("", "pairs", 4, "factor-not-drawn", fields=lambda seen, _: {"n": DRAWS}),
     Look("", "again", True, "rng-ignored", fields=lambda *_: {"name": "explore"}),
-    Look("a hyperparameter of another name", "eps", "0.8 or 1.25", "other-name", lambda seen, _: not _off(seen).any(), lambda seen, _: {"got": f"{seen[_off(seen)][0]:.4g}"}),
+    Look("a hyperparameter with another name", "eps", "0.8 or 1.25", "other-name", lambda seen, _: not _off(seen).any(), lambda seen, _: {"got": f"{seen[_off(seen)][0]:.4g}"}),
 ]  # fmt: skip
 
 
@@ -257,18 +257,18 @@ def _changed(seen, _):
 
 
 EVOLVE = [
-    Look("evolve: the lowest quarter changes, the others stay", "places", "as before", lambda seen, _: "places-changed" if seen == "sorted" else "member-replaced"),
+    Look("evolve: the lowest quarter changes, the others don't", "places", "as before", lambda seen, _: "places-changed" if seen == "sorted" else "member-replaced"),
     Look("", "changed", WORST, _changed, fields=lambda seen, _: {"got": f"places {sorted(seen)}", "expected": f"places {sorted(WORST)}"}),
-    Look("each takes over one of the highest quarter, and explores", "pairs", "pairs", "pairs-form"),
+    Look("each member of it copies one of the highest quarter, then explores", "pairs", "pairs", "pairs-form"),
     Look("", "poor", sorted(WORST), "pairs-wrong"),
     Look("", "good", BEST, "not-from-best", lambda seen, due: seen <= due, lambda seen, _: {"got": f"places {sorted(seen)}", "expected": f"places {sorted(BEST)}"}),
     Look("", "copied", [], "evolve-not-copied", fields=lambda seen, _: {"what": ", ".join(seen)}),
     Look("", "factors", "0.8 or 1.25", "evolve-not-explored", lambda seen, _: not _off(seen).any(), lambda seen, _: {"got": f"{seen[_off(seen)][0]:.4g}"}),
     Look("", "rates", True, "evolve-not-explored"),
     Look("", "shared", [], lambda seen, _: f"{SHARED[seen[0]]}-shared", fields=lambda *_: {"where": "in evolve"}),
-    Look("drawn by the generator given", "drawn", 1, "not-drawn", lambda seen, due: seen > due, lambda *_: {"expected": "", "got": ""}),
+    Look("drawn with the given generator", "drawn", 1, "not-drawn", lambda seen, due: seen > due, lambda *_: {"expected": "", "got": ""}),
     Look("", "again", True, "rng-ignored", fields=lambda *_: {"name": "evolve"}),
-    Look("also of three members", "few", [(1, 0)], "at-least-one"),
+    Look("with three members, too", "few", [(1, 0)], "at-least-one"),
     Look("and of fifteen", "three", [1, 5, 9], "quarter-rounded"),
     Look("", "each", 1, "one-for-all", lambda seen, due: seen > due, lambda *_: {"expected": "", "got": ""}),
     Look("", "best of fifteen", BEST_OF_FIFTEEN, "not-from-best", lambda seen, due: seen == due, lambda seen, due: {"got": f"places {sorted(seen)}", "expected": f"places {sorted(due)}"}),

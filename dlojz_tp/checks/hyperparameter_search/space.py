@@ -162,11 +162,12 @@ def _said(name, seen, due):
     if not isinstance(axis, FloatDistribution):
         came, wanted = (", ".join(f"{100 * share:.0f}" for share in shares) for shares in (seen, due))
         return (
-            f"On {name!r} the values {_listed(_every(axis))} came in {came} % of the draws; due are about {wanted} %."
+            f"On {name!r}, the values {_listed(_every(axis))} came up in {came} % of the draws; about {wanted} % "
+             "are expected."
         )
     ends = (lambda place: axis.low * (axis.high / axis.low) ** place) if axis.log else (lambda place: axis.low + (axis.high - axis.low) * place)  # fmt: skip
     came, wanted = (_listed([round(ends(float(place)), 4) for place in places[::2]]) for places in (seen, due))
-    return f"On {name!r}, 5, 50 and 95 % of the draws lie below {came}; due are about {wanted}."
+    return f"On {name!r}, 5, 50 and 95 % of the draws are below {came}; about {wanted} are expected."
 
 
 def _listed(values):
@@ -197,23 +198,23 @@ def _named(seen, due):
 
 FINE = {"part": [0.25, 0.625, 1.0], "fine": [2 * 10 ** (4 * k / 3) for k in range(4)]}
 LOOKS = [
-    Look("a configuration drawn: what is active, in its range", "form", ["dict"], "draw-form"),
+    Look("a drawn configuration: the active axes, each within its range", "form", ["dict"], "draw-form"),
     Look("", "names", ("", ""), lambda seen, _: seen[0], fields=_named),
     Look("", "kinds", {}, "not-an-int", fields=_first),
     Look("", "outside", ("", ""), "outside", fields=lambda seen, _: {"name": seen[0], "got": seen[1], "expected": ""}),
     Look("", "varied", True, "one-draw"),
-    Value(f"uniform on each axis, in {DRAWS} draws", "shares", DUE, "draw-shares",
+    Value(f"uniform on the scale of each axis, in {DRAWS} draws", "shares", DUE, "draw-shares",
           lambda seen, due: bool(((seen - due).abs() <= SLACK).all()), _fields_of_shares),
     Look("", "again", True, "own-chance", fields=lambda *_: {"expected": "", "got": ""}),
-    Look("a grid: each axis's values, ends included", "grid form", ["dict"], "grid-form"),
+    Look("a grid: the values of each axis, both ends included", "grid form", ["dict"], "grid-form"),
     Look("", "shared", 0, "same-dict", fields=lambda seen, _: {"n": seen}),
     Look("", "grid names", ("", ""), lambda seen, _: seen[0], fields=_named),
     Value("", "grid values", _rows(), "grid-values", fields=_fields_of_rows),
     Look("", "grid kinds", {}, "not-an-int", fields=_first),
     Look("every combination once", "twice", 0, "twice", fields=lambda seen, _: {"n": seen}),
     Look("", "size", SIZE, "combinations", fields=lambda seen, due: {"n": seen, "of": due}),
-    Value("small values, and an axis that does not begin at 0", "fine", FINE, "grid-values", fields=_fields_of_parts),
-    Look("whole numbers, rounded, none twice", "whole", [1, 2, 3, 5, 8], "whole-values"),
+    Value("small values, and an axis that doesn't begin at 0", "fine", FINE, "grid-values", fields=_fields_of_parts),
+    Look("whole numbers: rounded, and none twice", "whole", [1, 2, 3, 5, 8], "whole-values"),
 ]  # fmt: skip
 
 

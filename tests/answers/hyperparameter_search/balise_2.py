@@ -70,19 +70,20 @@ bank.slip(
 
 bank.slip(2, "nothing-returned", ("    return rungs\n", "    return\n"))
 
-bank.hint(2, "rungs-form", "Return a list of pairs: the epochs in all, and a dict of trial number and value.")
+bank.hint(2, "rungs-form", "Return a list of pairs: the total number of epochs, and a dict of trial numbers and "
+                           "values.")
 bank.slip(2, "rungs-form", ("rungs.append((epochs, values))", "rungs.append((epochs, list(values.values())))"))
 bank.slip(2, "rungs-form", ("    return rungs\n", "    return dict(rungs)\n"))
 bank.variant(2, "rungs-form", PICKS, ("    return rungs\n", "    return rungs[-1][1]\n"))
 
-bank.hint(2, "not-all-start", "{n} trials were never trained: all of them start.")
+bank.hint(2, "not-all-start", "{n} trials were never trained. All of them must start.")
 bank.slip(2, "not-all-start", ("range(len(trials))", "range(len(trials) // eta)"))
 bank.variant(2, "not-all-start", RECURSIVE, ("range(len(trials))", "range(1, len(trials))"))
 
 bank.hint(
     2,
     "rungs-differences",
-    "The first entry of a rung is how many epochs its trials have had in all, not how many were added.",
+    "The first entry of a rung is the total number of epochs that its trials have had, not the number that was added.",
 )
 bank.slip(2, "rungs-differences", ("rungs.append((epochs, values))", "rungs.append((epochs - done, values))"))
 bank.variant(
@@ -108,7 +109,7 @@ bank.variant(2, "beyond-last", PICKS, ("if epochs > last:", "if had >= last:"))
 bank.hint(
     2,
     "rung-epochs",
-    "Rungs of {expected} epochs are due, and {got} came: each rung has eta times as many as the one before.",
+    "The rungs should have {expected} epochs. Yours have {got}. Each rung has eta times as many as the one before.",
 )
 bank.slip(
     2,
@@ -120,7 +121,7 @@ bank.variant(2, "rung-epochs", RECURSIVE, ("epochs, epochs * eta)]", "epochs, ep
 bank.hint(
     2,
     "wrong-trained",
-    "A trial was trained for another number of epochs than due: the best n // eta of each rung go on.",
+    "A trial was not trained for the right number of epochs. The best n // eta of each rung go on.",
 )
 bank.slip(2, "wrong-trained", ("order[: max(1, len(order) // eta)]", "order[: max(1, len(order) - eta)]"))
 bank.slip(2, "wrong-trained", ("train(epochs - done)", "train(first)"))
@@ -129,14 +130,15 @@ bank.variant(2, "wrong-trained", RECURSIVE, ("[: len(best) // eta or 1]", "[:2]"
 bank.hint(
     2,
     "from-zero",
-    "`train` trains for so many more epochs. Here each rung pays again for what the trials have had already: subtract it.",
+    "`train` takes the number of additional epochs. Your rungs pay again for the epochs that the trials have "
+    "already had. Subtract them.",
 )
 bank.slip(2, "from-zero", ("train(epochs - done)", "train(epochs)"))
 bank.variant(2, "from-zero", RECURSIVE, ("train(epochs - done)", "train(epochs)"))
 bank.variant(2, "from-zero", PICKS, ("train(epochs - had)", "train(epochs)"))
 
 bank.hint(
-    2, "all-to-the-end", "All trials were trained to the end, also those that a rung had stopped: nothing is saved."
+    2, "all-to-the-end", "All trials were trained to the end, even those that a rung had stopped, so nothing is saved."
 )
 bank.slip(2, "all-to-the-end", ("    return rungs\n", """    for rung, (epochs, values) in enumerate(rungs[:-1]):
         for number in values.keys() - rungs[rung + 1][1].keys():
@@ -153,7 +155,8 @@ bank.variant(
 bank.hint(
     2,
     "worst-go-on",
-    "The worst trials go on, or others than the best: a place among those that are left is no trial's number.",
+    "The trials that go on are the worst, or simply not the best. A position among the remaining trials is not a "
+    "trial's number.",
 )
 bank.slip(2, "worst-go-on", ("sign = -1 if maximize else 1", "sign = 1 if maximize else -1"))
 bank.variant(
@@ -164,14 +167,15 @@ bank.variant(
     ("worst = -math.inf if maximize else math.inf", "worst = math.inf if maximize else -math.inf"),
 )
 
-bank.hint(2, "always-maximised", "With maximize=False the largest values go on.")
+bank.hint(2, "always-maximised", "With maximize=False, the trials with the largest values go on. The smallest are "
+                                 "the best there.")
 bank.slip(2, "always-maximised", ("sign = -1 if maximize else 1", "sign = -1"))
 bank.variant(2, "always-maximised", PICKS, ("1.0 if maximize else -1.0", "1.0"))
 
 bank.hint(
     2,
     "nan-goes-on",
-    "Trials that have diverged go on, or push others out: NaN is worse than any number, whatever is sought.",
+    "Diverged trials go on, or push others out. NaN is worse than any number, whether you maximise or minimise.",
 )
 bank.slip(2, "nan-goes-on", ("(math.isnan(values[number]), sign", "(not math.isnan(values[number]), sign"))
 bank.slip(2, "nan-goes-on", ("(math.isnan(values[number]), sign * values[number], number)", "sign * values[number]"))
@@ -179,14 +183,15 @@ bank.variant(2, "nan-goes-on", PICKS, ("nan=-np.inf", "nan=np.inf"))
 bank.text(2, "nan-goes-on", RECURSIVE.replace("sorted(known, key=known.get", "sorted(values, key=values.get"))
 
 bank.hint(
-    2, "nan-best-of-losses", "With maximize=False a NaN passes as a small loss: it is the worst value there, too."
+    2, "nan-best-of-losses", "With maximize=False, a NaN passes for a small loss. It is the worst value there, too."
 )
 bank.slip(2, "nan-best-of-losses", (
     "(math.isnan(values[number]), sign * values[number], number)",
     "(sign * np.nan_to_num(values[number], nan=-1e9), number)"))  # fmt: skip
 bank.variant(2, "nan-best-of-losses", RECURSIVE, ("worst = -math.inf if maximize else math.inf", "worst = -math.inf"))
 
-bank.hint(2, "ties-to-the-last", "Of equal values, the trial with the higher number went on.")
+bank.hint(2, "ties-to-the-last", "Among equal values, the trial with the higher number went on. The lower number "
+                                 "goes first.")
 bank.slip(2, "ties-to-the-last", ("sign * values[number], number)", "sign * values[number], -number)"))
 bank.variant(
     2,
@@ -195,11 +200,11 @@ bank.variant(
     ('numbers[np.argsort(-marks, kind="stable")]', 'numbers[np.argsort(marks, kind="stable")[::-1]]'),
 )
 
-bank.hint(2, "one-too-many", "Too many go on: n // eta is rounded down.")
+bank.hint(2, "one-too-many", "Too many trials go on: n // eta is rounded down.")
 bank.slip(2, "one-too-many", ("len(order) // eta)]", "-(-len(order) // eta))]"))
 bank.variant(2, "one-too-many", RECURSIVE, ("len(best) // eta or 1", "math.ceil(len(best) / eta)"))
 
-bank.hint(2, "nobody-goes-on", "With fewer than eta trials in a rung nobody goes on: at least one does.")
+bank.hint(2, "nobody-goes-on", "With fewer than eta trials in a rung, none goes on. At least one must.")
 bank.slip(
     2,
     "nobody-goes-on",
@@ -211,7 +216,7 @@ bank.slip(
 )
 bank.variant(2, "nobody-goes-on", RECURSIVE, (" or 1]", "]"))
 
-bank.hint(2, "rung-values", "A rung does not say which trials were in it, with the values that train returned.")
+bank.hint(2, "rung-values", "A rung doesn't list the trials that were in it with the values that train returned.")
 bank.slip(
     2,
     "rung-values",
@@ -219,25 +224,26 @@ bank.slip(
 )
 bank.variant(2, "rung-values", RECURSIVE, ("[(epochs, values), *", "[(epochs, known), *"))
 
-bank.hint(2, "total-form", "halving_epochs returns one number.")
+bank.hint(2, "total-form", "halving_epochs must return one number.")
 bank.slip(2, "total-form", ("    return total\n", "    return [total]\n"))
 bank.variant(2, "total-form", RECURSIVE, ("    return total\n", "    return str(total)\n"))
 
-bank.hint(2, "wrong-total", "This is not what the rungs cost together.")
+bank.hint(2, "wrong-total", "This is not the total cost of the rungs.")
 bank.slip(2, "wrong-total", ("    return total\n", "    return 2 * total\n"))
 bank.variant(2, "wrong-total", RECURSIVE, ("    return total\n", "    return total - n * first\n"))
 
 bank.hint(
-    2, "total-from-zero", "That is what it costs where each rung trains from zero. Trials go on from where they were."
+    2, "total-from-zero", "This is the cost if each rung trains from scratch. Trials go on from where they were."
 )
 bank.slip(2, "total-from-zero", ("total += n * (epochs - done)", "total += n * epochs"))
 bank.variant(2, "total-from-zero", RECURSIVE, ("(eta**k - eta ** (k - 1))", "eta**k"))
 
-bank.hint(2, "total-nobody", "With fewer than eta trials in a rung one still goes on, and its epochs count.")
+bank.hint(2, "total-nobody", "With fewer than eta trials in a rung, one still goes on, and its epochs count.")
 bank.slip(2, "total-nobody", ("n = max(1, n // eta)", "n = n // eta"))
 bank.variant(2, "total-nobody", RECURSIVE, ("max(1, n // eta**k)", "(n // eta**k)"))
 
-bank.hint(2, "total-not-rounded", "There are no thirds of a trial: n // eta is rounded down at each rung.")
+bank.hint(2, "total-not-rounded", "There is no such thing as a third of a trial: n // eta is rounded down at each "
+                                  "rung.")
 bank.slip(2, "total-not-rounded", ("n = max(1, n // eta)", "n = max(1, n / eta)"))
 bank.variant(2, "total-not-rounded", RECURSIVE, ("n // eta**k", "n / eta**k"))
 bank.slip(2, "total-not-rounded", ("n = max(1, n // eta)", "n = math.ceil(n / eta)"))
@@ -250,7 +256,8 @@ bank.variant(2, "total-not-rounded", RECURSIVE, ("n // eta**k", "math.ceil(n / e
 bank.hint(
     2,
     "rounded-logarithm",
-    "A rung is missing at 243 epochs: math.log(243, 3) is 4.999… in floats, and int() makes 4 of it. Count rungs by multiplying.",
+    "A rung is missing at 243 epochs: math.log(243, 3) is 4.999… in floats, and int() turns that into 4. Count the "
+    "rungs by multiplying.",
 )
 LOGARITHM = "for _ in range(int(math.log(last / first, eta)) + 1):\n"
 bank.slip(2, "rounded-logarithm", ("    while epochs <= last:\n        values", f"    {LOGARITHM}        values"))
@@ -267,7 +274,8 @@ bank.variant(2, "ties-to-the-last", PICKS, ('np.argsort(-marks, kind="stable")',
 bank.hint(
     2,
     "ties-to-the-leader",
-    "Of equal values, the trial that had led in the rung before went on. The lower number is due: let it stand in the key.",
+    "Among equal values, the trial that led in the previous rung went on. It should be the lower number: put it in "
+    "the sort key.",
 )
 bank.slip(2, "ties-to-the-leader", ("sign * values[number], number)", "sign * values[number])"))
 bank.variant(2, "ties-to-the-leader", RECURSIVE, ("for number in sorted(numbers):", "for number in numbers:"))
@@ -275,7 +283,7 @@ bank.variant(2, "ties-to-the-leader", RECURSIVE, ("for number in sorted(numbers)
 bank.hint(
     2,
     "nan-left-out",
-    "Where most have diverged too few go on: n counts all trials of the rung, and NaN is only the worst value.",
+    "When most trials have diverged, too few go on. n counts all the trials of the rung; NaN is just the worst value.",
 )
 bank.slip(2, "nan-left-out", ("        order = sorted(values, key", "        n = len(values)\n        order = sorted([i for i in values if not math.isnan(values[i])], key"), (
     "order[: max(1, len(order) // eta)]", "order[: max(1, n // eta)]"))  # fmt: skip

@@ -62,7 +62,7 @@ bank.text(3, None, HEAPS)
 bank.hint(
     3,
     "waits",
-    "job() returned nothing: the worker would have to wait. Where nobody can be promoted, a new trial starts.",
+    "job() returned nothing, so the worker would have to wait. When no trial can be promoted, start a new one.",
 )
 bank.slip(
     3,
@@ -88,21 +88,22 @@ bank.variant(
 )
 
 bank.hint(
-    3, "job-form", "job() returns a pair of integers: the trial's number, and the epochs that it shall have in all."
+    3, "job-form", "job() returns a pair of integers: the trial's number, and its total number of epochs."
 )
 bank.slip(3, "job-form", ("return self.started - 1, self.epochs[0]", "return self.started - 1"))
 bank.variant(
     3, "job-form", LEVELS, ("return [len(self.trials) - 1, self.first]", "return {len(self.trials) - 1: self.first}")
 )
 
-bank.hint(3, "wrong-job", "Another job is due here. {why}")
+bank.hint(3, "wrong-job", "Another job is expected here. {why}")
 bank.slip(3, "wrong-job", ("return self.started - 1, self.epochs[0]", "return self.started, self.epochs[0]"))
 bank.variant(3, "wrong-job", HEAPS, ("return self.next - 1, self.first", "return 2 * self.next, self.first"))
 
 bank.hint(
     3,
     "promoted-twice",
-    "A trial was promoted from the same rung twice: a training paid again. Note it when the job is handed out.",
+    "A trial was promoted from the same rung twice: its training is paid for again. Record the promotion when you "
+    "hand out the job.",
 )
 bank.slip(3, "promoted-twice", ("                    self.promoted[k].add(number)\n", "                    pass\n"))
 bank.variant(3, "promoted-twice", LEVELS, ("if self.trials[-minus] == epochs:", "if True:"))
@@ -110,7 +111,8 @@ bank.variant(3, "promoted-twice", LEVELS, ("if self.trials[-minus] == epochs:", 
 bank.hint(
     3,
     "noted-at-report",
-    "A trial is promoted again before its first promotion has reported: another worker asks in between. Note it when the job is handed out.",
+    "A trial is promoted again before its first promotion has reported, because another worker asks in between. "
+    "Record the promotion when you hand out the job.",
 )
 bank.slip(3, "noted-at-report", ("                    self.promoted[k].add(number)\n", ""), (
     "        self.rungs[self.epochs.index(epochs)][number] = value\n",
@@ -119,12 +121,13 @@ bank.variant(3, "noted-at-report", LEVELS, ("                    self.trials[-mi
     "        self.values[number, epochs] = value\n", "        self.values[number, epochs] = value\n        self.trials[number] = max(self.trials[number], epochs)\n"))  # fmt: skip
 
 bank.hint(
-    3, "lowest-first", "A trial low down was promoted while one further up could be: look from the highest rung down."
+    3, "lowest-first", "A trial in a low rung was promoted while one in a higher rung could be. Go through the "
+                       "rungs from the highest down."
 )
 bank.slip(3, "lowest-first", ("reversed(range(len(self.epochs) - 1))", "range(len(self.epochs) - 1)"))
 bank.variant(3, "lowest-first", HEAPS, ("reversed(list(self.table.items())[:-1])", "list(self.table.items())[:-1]"))
 
-bank.hint(3, "new-first", "A new trial was started while another could be promoted.")
+bank.hint(3, "new-first", "A new trial was started while one could be promoted. Promotions come first.")
 bank.slip(
     3,
     "new-first",
@@ -143,15 +146,17 @@ bank.variant(
     ),
 )
 
-bank.hint(3, "worst-promoted", "The worst of the rung is promoted.")
+bank.hint(3, "worst-promoted", "You promote the worst trials of the rung.")
 bank.slip(3, "worst-promoted", ("-1 if maximize else 1", "1 if maximize else -1"))
 bank.variant(3, "worst-promoted", HEAPS, ("1 if maximize else -1", "-1 if maximize else 1"))
 
-bank.hint(3, "maximize-ignored", "With maximize=False the largest values are promoted.")
+bank.hint(3, "maximize-ignored", "With maximize=False, you promote the trials with the largest values. The "
+                                 "smallest are the best there.")
 bank.slip(3, "maximize-ignored", ("-1 if maximize else 1", "-1"))
 bank.variant(3, "maximize-ignored", HEAPS, ("1 if maximize else -1", "1"))
 
-bank.hint(3, "nan-promoted", "A trial that has diverged stands among the best: NaN is worst, whatever is sought.")
+bank.hint(3, "nan-promoted", "A diverged trial counts among the best. NaN is the worst value, whether you maximise "
+                             "or minimise.")
 bank.slip(3, "nan-promoted", ("(math.isnan(values[number]), self", "(not math.isnan(values[number]), self"))
 bank.slip(
     3,
@@ -166,7 +171,8 @@ bank.variant(3, "nan-promoted", HEAPS, ("else -math.inf", "else math.inf"))
 bank.hint(
     3,
     "share-of-the-rest",
-    "The best 1 / eta are counted among those that were not promoted yet. Take them of all that have reported in the rung, promoted ones too.",
+    "You take the best 1 / eta of the trials that have not been promoted yet. Take the best 1 / eta of all that "
+    "have reported in the rung, promoted ones included.",
 )
 bank.slip(3, "share-of-the-rest", ("order = sorted(values,", "order = sorted(values.keys() - self.promoted[k],"))
 bank.variant(
@@ -179,7 +185,7 @@ bank.variant(
 bank.hint(
     3,
     "rounded-up",
-    "A rung promotes before eta trials have reported there: how many // eta is rounded down, to 0 as well.",
+    "A rung promotes before eta trials have reported there. The number of reports // eta is rounded down, even to 0.",
 )
 bank.slip(3, "rounded-up", ("order[: len(order) // self.eta]", "order[: math.ceil(len(order) / self.eta)]"))
 bank.slip(3, "rounded-up", ("order[: len(order) // self.eta]", "order[: max(1, len(order) // self.eta)]"))
@@ -190,7 +196,7 @@ bank.variant(3, "rounded-up", HEAPS, ("len(rows) // self.eta", "len(rows) // sel
 bank.hint(
     3,
     "waits-for-the-rung",
-    'A rung promotes only when it is full, as without "asynchronous". Decide with what has been reported.',
+    "A rung promotes only when it is full, as in the synchronous version. Decide with the reports that are there.",
 )
 bank.slip(
     3,
@@ -210,14 +216,15 @@ bank.variant(
     ),
 )
 
-bank.hint(3, "more-not-all", "The second number is how many epochs the trial shall have in all, not how many more.")
+bank.hint(3, "more-not-all", "The second number is the trial's total number of epochs, not the number of "
+                             "additional ones.")
 bank.slip(3, "more-not-all", ("return number, self.epochs[k + 1]", "return number, self.epochs[k + 1] - self.epochs[k]"), (
     "self.rungs[self.epochs.index(epochs)][number] = value",
     "k = 0\n        while number in self.rungs[k] and k < len(self.rungs) - 1:\n            k += 1\n        self.rungs[k][number] = value"))  # fmt: skip
 bank.variant(3, "more-not-all", LEVELS, ("return [-minus, epochs * self.eta]", "return [-minus, epochs * self.eta - epochs]"), (
     "        self.values[number, epochs] = value\n", "        self.values[number, self.trials[number]] = value\n"))  # fmt: skip
 
-bank.hint(3, "not-the-best", "A trial of the best 1 / eta was promoted, but not the best that was left.")
+bank.hint(3, "not-the-best", "A trial among the best 1 / eta was promoted, but not the best one left.")
 bank.slip(3, "not-the-best", ("in order[: len(order) // self.eta]:", "in order[: len(order) // self.eta][::-1]:"))
 bank.variant(
     3, "not-the-best", LEVELS, ("in there[: len(there) // self.eta]:", "in reversed(there[: len(there) // self.eta]):")
@@ -232,7 +239,7 @@ bank.slip(3, "beyond-last", ("self.epochs[-1] * eta <= last", "self.epochs[-1] <
 bank.variant(3, "beyond-last", HEAPS, ("        while epochs <= last:\n", "        while epochs // eta < last:\n"))
 
 bank.hint(
-    3, "nan-best-of-losses", "With maximize=False a NaN passes as a small loss: it is the worst value there, too."
+    3, "nan-best-of-losses", "With maximize=False, a NaN passes for a small loss. It is the worst value there, too."
 )
 bank.slip(3, "nan-best-of-losses", (
     "(math.isnan(values[number]), self.sign * values[number])",
@@ -242,7 +249,8 @@ bank.variant(3, "nan-best-of-losses", HEAPS, ("else -math.inf", "else self.sign 
 bank.hint(
     3,
     "nan-not-counted",
-    "A trial that has diverged has reported, too. Count it among the reports that are divided by eta; where too few others are left, promote it.",
+    "A diverged trial has reported, too. Count it among the reports that you divide by eta; when too few others "
+    "are left, promote it.",
 )
 bank.slip(
     3,
@@ -258,7 +266,7 @@ bank.variant(3, "nan-not-counted", LEVELS, ("if e == epochs]", "if e == epochs a
 bank.hint(
     3,
     "number-again",
-    "A new trial got the number of one that is still running: count those started, not those reported.",
+    "A new trial got the number of one that is still running. Count the trials started, not those reported.",
 )
 bank.slip(3, "number-again", ("return self.started - 1, self.epochs[0]", "return len(self.rungs[0]), self.epochs[0]"))
 bank.variant(3, "number-again", LEVELS, (
@@ -267,7 +275,8 @@ bank.variant(3, "number-again", LEVELS, (
 bank.hint(
     3,
     "promoted-once-in-all",
-    "A trial that was promoted from one rung is promoted from no other. Keep a set for each rung; [set()] * n is one set, n times.",
+    "A trial that was promoted from one rung is never promoted from another. Keep one set per rung; [set()] * n is "
+    "the same set n times.",
 )
 bank.slip(3, "promoted-once-in-all", ("[set() for _ in self.epochs]", "[set()] * len(self.epochs)"))
 bank.variant(3, "promoted-once-in-all", HEAPS, ("                if not row[2]:\n                    row[2] = True\n", """                if row[1] not in self.gone:
@@ -277,7 +286,8 @@ bank.variant(3, "promoted-once-in-all", HEAPS, ("                if not row[2]:\
 bank.hint(
     3,
     "rounded-logarithm",
-    "A rung is mistaken near 243 epochs: math.log(243, 3) is 4.999… in floats, and int() makes 4 of it. Multiply, or round.",
+    "A rung near 243 epochs is wrong: math.log(243, 3) is 4.999… in floats, and int() turns that into 4. Multiply, "
+    "or round.",
 )
 bank.slip(3, "rounded-logarithm", ("self.rungs[self.epochs.index(epochs)]", "self.rungs[int(math.log(epochs / self.epochs[0], self.eta))]"))  # fmt: skip
 bank.slip(3, "rounded-logarithm", (
@@ -288,7 +298,7 @@ bank.variant(3, "rounded-logarithm", HEAPS, (
 bank.hint(
     3,
     "same-rung-again",
-    "A promoted trial is sent to the rung that it comes from, not to the next one: it has these epochs already.",
+    "A promoted trial is sent to the rung that it comes from, not to the next one. It has had these epochs already.",
 )
 bank.slip(3, "same-rung-again", ("return number, self.epochs[k + 1]", "return number, self.epochs[k]"))
 bank.variant(3, "same-rung-again", LEVELS, ("return [-minus, epochs * self.eta]", "return [-minus, epochs]"))

@@ -78,35 +78,39 @@ PROMISE = "promise = expected_improvement(mean, std, np.nanmax(values))"
 bank.slip(4, "nothing-returned", (LAST, LAST.replace("return ", "")))
 bank.slip(4, "nothing-returned", ("    return tried, values", "    tried, values"))
 
-bank.hint(4, "improvement-form", "One number for each point: an array of the shape of mean. Shapes {got} came, due are {expected}.")  # fmt: skip
+bank.hint(4, "improvement-form", "Return one number for each point: an array with the shape of mean. You returned "
+                                 "the shapes {got} instead of {expected}.")  # fmt: skip
 bank.slip(4, "improvement-form", (LAST, "    return float((gain * norm.cdf(z) + std * norm.pdf(z)).max())\n"))
 bank.slip(4, "improvement-form", (LAST, "    return (gain * norm.cdf(z) + std * norm.pdf(z)).ravel()\n"))
 bank.variant(4, "improvement-form", LOWEST, ("(mean - best, 0, None)).clip(0)", "(mean - best, 0, None)).max()"))
 
-bank.hint(4, "improvement-wrong", "This is not the mean of max(f - best, 0): the formula has two terms, and z in both.")
+bank.hint(4, "improvement-wrong", "This is not the mean of max(f - best, 0). The formula has two terms, with z in "
+                                  "both.")
 bank.slip(4, "improvement-wrong", (LAST, "    return gain * norm.pdf(z) + std * norm.cdf(z)\n"))
 bank.slip(4, "improvement-wrong", (LAST, "    return gain * norm.cdf(z) - std * norm.pdf(z)\n"))
 bank.slip(4, "improvement-wrong", ("np.maximum(std, 1e-12)", "np.maximum(std, 1e-2)"))
 bank.variant(4, "improvement-wrong", UNTRIED, ("gain * erfc(-z / math.sqrt(2)) / 2", "gain * erfc(-z)"))
 
 bank.hint(
-    4, "smaller-is-better", "This is how far a point is expected to fall below best. We look for the largest value."
+    4, "smaller-is-better", "This is how far a point is expected to fall below best. We look for the largest "
+                            "value, so compute how far it is expected to exceed best."
 )
 bank.slip(4, "smaller-is-better", ("gain = mean - best", "gain = best - mean"))
 bank.variant(4, "smaller-is-better", LOWEST, ("z = (mean - best)", "z = (best - mean)"))
 
-bank.hint(4, "no-density", "The second term, σ φ(z), is missing: what is unsure then promises nothing.")
+bank.hint(4, "no-density", "The second term, σ φ(z), is missing. Without it, uncertain points promise nothing.")
 bank.slip(4, "no-density", (LAST, "    return gain * norm.cdf(z)\n"))
 bank.variant(4, "no-density", UNTRIED, (" + spread * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)", ""))
 
 bank.hint(
-    4, "density-not-scaled", "φ(z) counts times σ: it is in standard deviations, the improvement in units of the value."
+    4, "density-not-scaled", "φ(z) must be multiplied by σ: it is in standard deviations, but the improvement is "
+                             "in units of the value."
 )
 bank.slip(4, "density-not-scaled", ("std * norm.pdf(z)", "norm.pdf(z)"))
 bank.variant(4, "density-not-scaled", UNTRIED, ("spread * np.exp", "np.exp"))
 
 bank.hint(
-    4, "probability", "Φ(z) is how probable an improvement is, however small. Asked is how large it is on average."
+    4, "probability", "Φ(z) is the probability of an improvement, however small. We want its average size."
 )
 bank.slip(4, "probability", (LAST, "    return norm.cdf(z)\n"))
 bank.variant(4, "probability", LOWEST, ("safe * (z * norm.cdf(z) + norm.pdf(z))", "norm.cdf(z)"))
@@ -115,19 +119,21 @@ bank.hint(4, "variance-in-z", "z is in standard deviations: divide by std, not b
 bank.slip(4, "variance-in-z", (Z, "    z = gain / np.maximum(std, 1e-12) ** 2\n"))
 bank.variant(4, "variance-in-z", UNTRIED, ("z = gain / spread", "z = gain / (spread * spread)"))
 
-bank.hint(4, "best-ignored", "best is not taken off: the improvement over the best value so far is asked for.")
+bank.hint(4, "best-ignored", "You don't subtract best. We want the improvement over the best value so far.")
 bank.slip(4, "best-ignored", ("gain = mean - best", "gain = mean"))
 bank.variant(4, "best-ignored", UNTRIED, ("mean[some] - best", "mean[some]"))
 
-bank.hint(4, "positive-part", "This is max(mean - best, 0), the improvement of the mean. Asked is the mean of the improvement: a point whose mean is below best may still lie above it.")  # fmt: skip
+bank.hint(4, "positive-part", "This is max(mean - best, 0), the improvement of the mean. We want the mean of the "
+                              "improvement: a point whose mean is below best may still turn out to be above it.")  # fmt: skip
 bank.slip(4, "positive-part", (LAST, "    return np.maximum(gain, 0)\n"))
 bank.variant(4, "positive-part", LOWEST, ("safe * (z * norm.cdf(z) + norm.pdf(z))", "(mean - best) * (mean > best)"))
 
-bank.hint(4, "improvement-nan", "With std 0 this is not finite: z divides by 0.")
+bank.hint(4, "improvement-nan", "Where std is 0, your result is not finite: z divides by 0.")
 bank.slip(4, "improvement-nan", ("np.maximum(std, 1e-12)", "std"))
 bank.variant(4, "improvement-nan", LOWEST, ("safe = np.where(std > 0, std, 1.0)", "safe = std"), ("np.where(std > 0, safe * (z * norm.cdf(z) + norm.pdf(z)), np.clip(mean - best, 0, None))", "(safe * (z * norm.cdf(z) + norm.pdf(z)))"))  # fmt: skip
 
-bank.hint(4, "improvement-certain", "With std 0 the value is known: the improvement is mean - best where that is positive, else 0. For mean 0.2, 0.7, 1.5 and best 0.7: 0, 0, 0.8.")  # fmt: skip
+bank.hint(4, "improvement-certain", "Where std is 0, the value is known. The improvement is mean - best if that is "
+                                    "positive, else 0. For means 0.2, 0.7, 1.5 and best 0.7, it is 0, 0, 0.8.")  # fmt: skip
 bank.slip(4, "improvement-certain", (LAST, "    return (gain * norm.cdf(z) + std * norm.pdf(z)) * (std > 0)\n"))
 bank.slip(
     4, "improvement-certain", (LAST, "    return np.where(std > 0, gain * norm.cdf(z) + std * norm.pdf(z), gain)\n")
@@ -136,11 +142,14 @@ bank.variant(
     4, "improvement-certain", UNTRIED, ("found = np.maximum(mean - best, 0.0)", "found = np.zeros(mean.shape)")
 )
 
-bank.hint(4, "std-changed", "An array that was given has changed: mean and std belong to the caller, who may ask again with them.")
+bank.hint(4, "std-changed", "You changed an array that you were given. mean and std belong to the caller, who may "
+                            "use them again.")
 bank.slip(4, "std-changed", ("np.maximum(std, 1e-12)", "np.maximum(std, 1e-12, out=std)"))
 bank.variant(4, "std-changed", LOWEST, ("    safe = np", "    std[std <= 0] = 1e-12\n    safe = np"))
 
-bank.hint(4, "all-certain", "Of four points three have std 0. The fourth has not, and its improvement is {got[3]:.3g} where {expected[3]:.3g} is due: decide point by point (np.where), not for all of them.")  # fmt: skip
+bank.hint(4, "all-certain", "Three of four points have std 0. The fourth doesn't, and its improvement is "
+                            "{got[3]:.3g} instead of {expected[3]:.3g}. Decide point by point (np.where), not for "
+                            "all of them at once.")  # fmt: skip
 bank.slip(4, "all-certain", (Z, "    if np.any(std == 0):\n        return np.maximum(gain, 0)\n" + Z))
 bank.variant(
     4,
@@ -149,16 +158,20 @@ bank.variant(
     ("    z = (mean", "    if std.min() == 0:\n        return (mean - best).clip(0)\n    z = (mean"),
 )
 
-bank.hint(4, "improvement-negative", "Far below best the result is {got}, but a mean of max(…, 0) is never negative. 1 + erf(x), and 1 - Φ, and torch's ndtr, lose small probabilities by cancellation: norm.cdf(z), or erfc, keeps them. And z is gain / std, with nothing added to std where it is not 0.")  # fmt: skip
+bank.hint(4, "improvement-negative", "Far below best, your result is {got}. A mean of max(…, 0) is never negative. "
+                                     "1 + erf(x), 1 - Φ and torch's ndtr lose small probabilities by cancellation; "
+                                     "norm.cdf(z) and erfc keep them. Also, z is gain / std, and nothing is added "
+                                     "to std where it is not 0.")  # fmt: skip
 bank.slip(4, "improvement-negative", ("norm.cdf(z)", "(1 - norm.cdf(-z))"))
 bank.slip(4, "improvement-negative", ("norm.cdf(z)", "0.5 * (1 + np.vectorize(math.erf)(z / math.sqrt(2)))"))
 bank.variant(4, "improvement-negative", UNTRIED, ("gain * erfc(-z / math.sqrt(2)) / 2", "gain * (1 - erfc(z / math.sqrt(2)) / 2)"))  # fmt: skip
 
-bank.hint(4, "not-a-place", "objective(k) takes a place in points, an int, not the point itself.")
+bank.hint(4, "not-a-place", "objective(k) takes an index into points, an int, not the point itself.")
 bank.slip(4, "not-a-place", ("[objective(k) for k in tried]", "[objective(points[k]) for k in tried]"))
 bank.variant(4, "not-a-place", LOWEST, ("1 - objective(k)", "1 - objective(points[k])"))
 
-bank.hint(4, "trials-miscounted", "n_trials counts all trials, the first ones among them, and each calls objective once. In three searches objective was called {got} times, due are {expected}.")  # fmt: skip
+bank.hint(4, "trials-miscounted", "n_trials counts all trials, including the first ones, and each calls objective "
+                                  "once. In three searches, objective was called {got} times instead of {expected}.")  # fmt: skip
 bank.slip(4, "trials-miscounted", ("while len(tried) < n_trials:", "for _ in range(n_trials):"), (FIRST, "rng.choice(len(points), n_first, replace=False).tolist()"))  # fmt: skip
 bank.slip(4, "trials-miscounted", ("len(tried) < n_trials", "len(tried) < n_trials - n_first"))
 bank.slip(
@@ -171,23 +184,27 @@ bank.slip(
 )
 bank.variant(4, "trials-miscounted", UNTRIED, ("range(n_trials - n_first)", "range(n_trials - n_first - 1)"))
 
-bank.hint(4, "tried-twice", "Points were tried again, {n} times in three searches. What was tried must not come up: neither among the first, nor where the expected improvement is 0 everywhere. (An argmax over the untried alone is a place among those, not in points.)")  # fmt: skip
+bank.hint(4, "tried-twice", "In three searches, points were tried again {n} times. A point that was tried must not "
+                            "come up again, neither among the first ones nor where the expected improvement is 0 "
+                            "everywhere. (An argmax over the untried points alone is an index among those, not "
+                            "into points.)")  # fmt: skip
 bank.slip(4, "tried-twice", ("        promise[tried] = -np.inf\n", ""))
 bank.slip(4, "tried-twice", ("promise[tried] = -np.inf", "promise[tried] = 0"))
 bank.slip(4, "tried-twice", (", replace=False)", ")"))
 bank.variant(4, "tried-twice", UNTRIED, ("        untried.remove(k)\n", ""))
 
-bank.hint(4, "returned-form", "Return (tried, values): two lists, of places and of values.")
+bank.hint(4, "returned-form", "Return (tried, values): a list of indices and a list of values.")
 bank.slip(4, "returned-form", ("    return tried, values", "    return max(zip(values, tried))"))
 bank.slip(4, "returned-form", ("    return tried, values", "    return values"))
 bank.variant(4, "returned-form", UNTRIED, ("return tried, values", "return dict(zip(tried, values))"))
 
-bank.hint(4, "returned-order", "tried does not have the places in the order in which they were tried, all of them.")
+bank.hint(4, "returned-order", "tried must contain all the indices, in the order in which they were tried.")
 bank.slip(4, "returned-order", ("    return tried, values", "    order = np.argsort(values)\n    return np.array(tried)[order], np.array(values)[order]"))  # fmt: skip
 bank.slip(4, "returned-order", ("    return tried, values", "    return tried[n_first:], values[n_first:]"))
 bank.variant(4, "returned-order", LOWEST, ("return list(losses)", "return sorted(losses)"))
 
-bank.hint(4, "returned-values", "values are not what objective returned for tried. A trial that diverged stays NaN there: only the model is told another value.")  # fmt: skip
+bank.hint(4, "returned-values", "values are not what objective returned for tried. The value of a diverged trial "
+                                "stays NaN there; only the model gets another value.")  # fmt: skip
 bank.slip(4, "returned-values", ("    return tried, values", "    return tried, best_values(values)"), ("def bayesian_search", "def best_values(values):\n    return [max(values[: k + 1]) for k in range(len(values))]\n\n\ndef bayesian_search"))  # fmt: skip
 bank.slip(4, "returned-values", ("    while len", "    values = [v if v == v else 0.0 for v in values]\n    while len"), ("values.append(objective(tried[-1]))", "values.append(np.nan_to_num(objective(tried[-1])))"), ("np.nanmin(values), values))", "np.nanmin(values), values))\n"), ("np.where(np.isnan(values), np.nanmin(values), values)", "np.where(np.array(values) == 0, min(v for v in values if v), values)"))  # fmt: skip
 bank.variant(4, "returned-values", UNTRIED, ("        y = np.array(values)\n        y[np", "        y = np.array(values)\n        values[:] = np.where(np.isnan(y), np.nanmin(y), y).tolist()\n        y[np"))  # fmt: skip
@@ -195,7 +212,8 @@ bank.variant(4, "returned-values", UNTRIED, ("        y = np.array(values)\n    
 bank.hint(
     4,
     "first-not-drawn",
-    "The first points are always the same, or nearly: three of twelve, drawn with 40 generators of different seeds. Draw them with `rng`, from all points.",
+    "The first points are always the same, or nearly: three out of twelve, drawn with 40 generators of different "
+    "seeds. Draw them with `rng`, from all points.",
 )
 bank.slip(4, "first-not-drawn", (FIRST, "list(range(n_first))"))
 bank.slip(4, "first-not-drawn", (FIRST, "np.linspace(0, len(points) - 1, n_first).astype(int).tolist()"))
@@ -203,18 +221,19 @@ bank.variant(
     4, "first-not-drawn", UNTRIED, ("rng.permutation(len(points))", "np.random.default_rng(0).permutation(len(points))")
 )
 
-bank.hint(4, "rng-ignored", "A generator of the same seed leads to other first points. Draw from `rng` alone.")
+bank.hint(4, "rng-ignored", "A second generator with the same seed gives other first points. Draw from `rng` alone.")
 bank.slip(4, "rng-ignored", ("rng.choice(len", "np.random.choice(len"))
 bank.variant(4, "rng-ignored", LOWEST, ("rng.integers(len(points))", "np.random.randint(len(points))"))
 
-bank.hint(4, "model-unused", "A trial was proposed although the model given had not been fitted.")
+bank.hint(4, "model-unused", "You proposed a trial before the given model was fitted.")
 bank.slip(4, "model-unused", (FIT, "        known = np.where(np.isnan(values), np.nanmin(values), values)\n"), ("        mean, std = model.predict(points, return_std=True)\n", "        mean, std = np.full(len(points), known.mean()), rng.random(len(points))\n"))  # fmt: skip
 bank.variant(4, "model-unused", UNTRIED, ("        model.fit(points[tried], y)\n", ""), ("model.predict(points[untried], return_std=True)", "rng.random((2, len(untried)))"))  # fmt: skip
 
 bank.hint(
     4,
     "model-old",
-    "A trial was proposed by a model that did not know all trials so far: fit it again after each one, and to all of them.",
+    "You proposed a trial with a model that didn't know all the trials so far. Fit it again after each trial, to "
+    "all of them.",
 )
 bank.slip(4, "model-old", (FIT, "        if len(tried) == n_first:\n    " + FIT))
 bank.slip(
@@ -227,17 +246,20 @@ bank.slip(
 )
 bank.variant(4, "model-old", LOWEST, ("seen = list(losses)", "seen = list(losses)[:n_first]"))
 
-bank.hint(4, "other-points", "x of model.fit are not the rows of `points` that were tried.")
+bank.hint(4, "other-points", "The x that you give to model.fit must be the rows of `points` that were tried.")
 bank.slip(4, "other-points", ("model.fit(points[tried],", "model.fit(np.array(tried, dtype=float)[:, None],"), ("model.predict(points,", "model.predict(np.arange(len(points), dtype=float)[:, None],"))  # fmt: skip
 bank.slip(4, "other-points", ("model.fit(points[tried],", "model.fit(points[: len(tried)],"))
 bank.variant(4, "other-points", UNTRIED, ("points[tried], y)", "points[::-1][tried], y)"))
 
-bank.hint(4, "other-values", "y of model.fit are not the values of the points tried, in the same order as x.")
+bank.hint(4, "other-values", "The y that you give to model.fit must be the values of the points tried, in the same "
+                             "order as x.")
 bank.slip(4, "other-values", (FIT, "        model.fit(points[tried], np.sort(values))\n"))
 bank.slip(4, "other-values", (FIT, "        model.fit(points[tried], np.maximum.accumulate(values))\n"))
 bank.variant(4, "other-values", UNTRIED, ("model.fit(points[tried], y)", "model.fit(points[tried], y[::-1])"))
 
-bank.hint(4, "chosen-by-mean", "Each time, the untried point with the highest mean was tried. Where nobody has looked, there may be more: take std into account, and as best the highest value so far, not a low one.")  # fmt: skip
+bank.hint(4, "chosen-by-mean", "You always try the untried point with the highest mean. There may be better ones "
+                               "where the search has not looked yet. Take std into account, and use the highest "
+                               "value so far as best, not a low one.")  # fmt: skip
 bank.slip(4, "chosen-by-mean", (PROMISE, "promise = mean.copy()"))
 bank.slip(4, "chosen-by-mean", (PROMISE, "promise = expected_improvement(mean, std, np.nanmin(values))"))
 bank.slip(4, "chosen-by-mean", (PROMISE, "promise = expected_improvement(mean, 0 * std, -1e9)"))
@@ -246,16 +268,19 @@ bank.variant(4, "chosen-by-mean", UNTRIED, ("np.argmax(expected_improvement(mean
 bank.hint(
     4,
     "chosen-by-std",
-    "Each time, the point that the model is least sure of was tried. That explores, and never gathers.",
+    "You always try the point about which the model is least certain. That explores, and never exploits what was "
+    "found.",
 )
 bank.slip(4, "chosen-by-std", (PROMISE, "promise = std.copy()"))
 bank.variant(4, "chosen-by-std", LOWEST, ("promise = expected_improvement(-mean, std, -y.min())", "promise = std"))
 
-bank.hint(4, "chosen-by-minimum", "The trials go where values are expected to be lowest. Larger is better here.")
+bank.hint(4, "chosen-by-minimum", "Your trials go where the expected values are lowest. Larger is better here.")
 bank.slip(4, "chosen-by-minimum", (PROMISE, "promise = expected_improvement(-mean, std, -np.nanmin(values))"))
 bank.variant(4, "chosen-by-minimum", UNTRIED, ("expected_improvement(mean, std, y.max())", "expected_improvement(-mean, std, -y.min())"))  # fmt: skip
 
-bank.hint(4, "chosen-otherwise", "The point that was tried does not have the largest expected improvement, over the best value seen so far, among the untried. (An argmax over the untried alone is a place among those, not in points.)")  # fmt: skip
+bank.hint(4, "chosen-otherwise", "The point that you try is not the untried one with the largest expected "
+                                 "improvement over the best value so far. (An argmax over the untried points alone "
+                                 "is an index among those, not into points.)")  # fmt: skip
 bank.slip(4, "chosen-otherwise", ("promise.argmax()", "np.where(np.isinf(promise), np.inf, promise).argmin()"))
 bank.slip(4, "chosen-otherwise", (PROMISE, "promise = expected_improvement(mean, std, values[-1])"))
 bank.slip(4, "chosen-otherwise", (PROMISE, "promise = mean + 2 * std"))
@@ -263,28 +288,33 @@ bank.slip(4, "chosen-otherwise", ("tried.append(int(promise.argmax()))", "tried.
 bank.variant(4, "chosen-otherwise", UNTRIED, ("std, y.max())", "std, y.mean())"))
 bank.variant(4, "chosen-otherwise", LOWEST, ("rest[promise.argmax()]", "[k for k in range(len(points)) if k not in losses][::-1][promise.argmax()]"))  # fmt: skip
 
-bank.hint(4, "chosen-with-nan", "Once a trial has diverged, the point that is tried does not have the largest expected improvement over the best of all values so far. (max() of values with a NaN among them may be NaN, or too low: np.nanmax.)")  # fmt: skip
+bank.hint(4, "chosen-with-nan", "Once a trial has diverged, the point that you try doesn't have the largest "
+                                "expected improvement over the best of all values so far. (With a NaN among the "
+                                "values, max() may be NaN or too low. Use np.nanmax.)")  # fmt: skip
 bank.slip(4, "chosen-with-nan", ("np.nanmax(values))", "max(values))"))
 bank.slip(4, "chosen-with-nan", ("np.nanmax(values))", "np.nanmax(values[:n_first]))"))
 bank.variant(4, "chosen-with-nan", LOWEST, ("-y.min())", "-min(losses.values()))"))
 
-bank.hint(4, "nan-fitted", "A trial diverged, and the model was fitted to its NaN: it refuses that. Tell it the lowest value seen so far.")  # fmt: skip
+bank.hint(4, "nan-fitted", "A trial diverged, and you fit the model to its NaN, which the model refuses. Give it "
+                           "the lowest value so far instead.")  # fmt: skip
 bank.slip(4, "nan-fitted", ("np.where(np.isnan(values), np.nanmin(values), values)", "values"))
 bank.slip(4, "nan-fitted", ("np.nanmin(values), values)", "min(values), values)"))
 bank.variant(4, "nan-fitted", UNTRIED, ("        y[np.isnan(y)] = y[~np.isnan(y)].min()\n", ""))
 
-bank.hint(4, "diverged-left-out", "The model is not told of trials that diverged, and will propose their neighbours. Give it the lowest value seen so far for them.")  # fmt: skip
+bank.hint(4, "diverged-left-out", "The model doesn't learn about diverged trials, so it will propose their "
+                                  "neighbours. Give it the lowest value so far for them.")  # fmt: skip
 bank.slip(4, "diverged-left-out", (FIT, "        good = ~np.isnan(values)\n        model.fit(points[tried][good], np.array(values)[good])\n"))  # fmt: skip
 bank.variant(4, "diverged-left-out", LOWEST, ("            seen = list(losses)\n", "            seen = [k for k in losses if losses[k] == losses[k]]\n"))  # fmt: skip
 
 bank.hint(
-    4, "diverged-too-good", "For a trial that diverged, the model was told more than the lowest value seen so far."
+    4, "diverged-too-good", "For a diverged trial, you give the model more than the lowest value so far."
 )
 bank.slip(4, "diverged-too-good", ("np.nanmin(values), values)", "np.nanmean(values), values)"))
 bank.slip(4, "diverged-too-good", ("np.nanmin(values), values)", "1e6, values)"))
 bank.variant(4, "diverged-too-good", UNTRIED, ("y[~np.isnan(y)].min()", "np.nanmedian(y)"))
 
-bank.hint(4, "diverged-too-low", "For a trial that diverged, the model was told a value far below all others. One such value outweighs the rest: take the lowest value seen so far.")  # fmt: skip
+bank.hint(4, "diverged-too-low", "For a diverged trial, you give the model a value far below all others. One such "
+                                 "value outweighs the rest. Use the lowest value so far.")  # fmt: skip
 bank.slip(4, "diverged-too-low", ("np.nanmin(values), values)", "-1e9, values)"))
 bank.slip(4, "diverged-too-low", ("np.nanmin(values), values)", "0.0, values)"))
 bank.variant(4, "diverged-too-low", UNTRIED, ("y[~np.isnan(y)].min()", "-100"))

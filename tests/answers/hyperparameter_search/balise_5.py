@@ -76,7 +76,8 @@ TIMES = (
 GROUPS = "    for group in member.optimizer.param_groups:\n        group.update(member.hyperparameters)\n"
 DEEPLY = "    member.network, member.optimizer = copy.deepcopy((better.network, better.optimizer))\n"
 
-bank.hint(5, "better-changed", "exploit changed the better member ({what}). `member` copies `better`, not the reverse.")
+bank.hint(5, "better-changed", "exploit changed the better member ({what}). `member` copies `better`, not the "
+                               "other way round.")
 bank.slip(5, "better-changed", (NETWORK, "    better.network.load_state_dict(member.network.state_dict())\n"))
 bank.slip(5, "better-changed", (NETWORK, "    member, better = better, member\n" + NETWORK))
 bank.variant(5, "better-changed", HAND, ("mine.copy_(theirs)", "theirs.copy_(mine)"))
@@ -84,8 +85,9 @@ bank.variant(5, "better-changed", HAND, ("mine.copy_(theirs)", "theirs.copy_(min
 bank.hint(
     5,
     "optimizer-elsewhere",
-    "member.optimizer no longer trains the parameters of member.network: a step will not reach the network. An optimizer "
-    "holds the parameters that it was made with. Copy numbers into them, or deep-copy network and optimizer in one call.",
+    "member.optimizer no longer trains the parameters of member.network, so a step won't reach the network. An "
+    "optimizer keeps the parameters that it was created with. Copy the values into them, or deep-copy network and "
+    "optimizer in one call.",
 )
 bank.slip(5, "optimizer-elsewhere", (NETWORK, "    member.network = copy.deepcopy(better.network)\n"))
 bank.slip(5, "optimizer-elsewhere", (NETWORK, "    member.network = better.network\n"))
@@ -114,7 +116,7 @@ bank.variant(5, "weights-not-copied", HAND, ("            mine.copy_(theirs)\n  
 bank.hint(
     5,
     "buffers-not-copied",
-    "The parameters are copied, the buffers are not: batch norm's running statistics belong to the old weights. "
+    "You copy the parameters but not the buffers. Batch norm's running statistics then belong to the old weights. "
     "`state_dict()` has both.",
 )
 BY_PARAMETERS = """    with torch.no_grad():
@@ -128,8 +130,8 @@ bank.variant(5, "buffers-not-copied", HAND, (".buffers(), better.network.buffers
 bank.hint(
     5,
     "state-not-copied",
-    "{where}: what the optimizer has gathered (momentum, second moments, number of steps) is not better's. With the "
-    "gradients of another network in its momentum, the member would not go on as better would.",
+    "{where}: what the optimizer has accumulated (momentum, second moments, number of steps) is not that of "
+    "better. With another network's gradients in its momentum, the member wouldn't go on as better would.",
 )
 bank.slip(5, "state-not-copied", (OPTIMIZER, ""))
 bank.slip(5, "state-not-copied", (OPTIMIZER, "    for group in member.optimizer.param_groups:\n        group.update(better.hyperparameters)\n"))  # fmt: skip
@@ -138,7 +140,7 @@ bank.variant(5, "state-not-copied", HAND, ("            member.optimizer.state[m
 bank.variant(5, "state-not-copied", HAND, ("for k, v in state.items()}", 'for k, v in state.items() if k != "step"}'))
 
 bank.hint(
-    5, "noted-not-copied", "member.hyperparameters are not those of better. explore would begin from the old ones."
+    5, "noted-not-copied", "member.hyperparameters are not those of better, so explore would start from the old ones."
 )
 bank.slip(5, "noted-not-copied", (NOTED, ""))
 bank.variant(5, "noted-not-copied", DEEP, ("    member.hyperparameters = better.hyperparameters.copy()\n", ""))
@@ -147,7 +149,8 @@ bank.variant(5, "noted-not-copied", HAND, ("    member.hyperparameters.update(be
 bank.hint(
     5,
     "rates-not-copied",
-    "member.hyperparameters are copied, but the optimizer still trains with its old ones: they stand in its param_groups.",
+    "You copy member.hyperparameters, but the optimizer still trains with the old values: they are in its "
+    "param_groups.",
 )
 BY_STATE = """    for mine, theirs in zip(member.network.parameters(), better.network.parameters()):
         member.optimizer.state[mine] = copy.deepcopy(better.optimizer.state[theirs])
@@ -159,7 +162,7 @@ bank.variant(5, "rates-not-copied", HAND, ('if k != "params"}', 'if k not in ("p
 bank.hint(
     5,
     "network-shared",
-    "Both networks now hold the same tensors ({where}): what trains one changes the other.",
+    "Both networks now share tensors ({where}): training one changes the other.",
 )
 bank.slip(5, "network-shared", (NETWORK, "    member.network = better.network\n"), (OPTIMIZER, "    member.optimizer = better.optimizer\n"))  # fmt: skip
 bank.slip(5, "network-shared", (NETWORK, "    for mine, theirs in zip(member.network.parameters(), better.network.parameters()):\n        mine.data = theirs.data\n    for mine, theirs in zip(member.network.buffers(), better.network.buffers()):\n        mine.copy_(theirs)\n"))  # fmt: skip
@@ -169,8 +172,8 @@ bank.variant(5, "network-shared", HAND, ("            mine.copy_(theirs)\n      
 bank.hint(
     5,
     "state-shared",
-    "{where}: both optimizers hold the same tensors of momentum and moments, and both write to them. "
-    "optimizer.load_state_dict keeps the tensors that it is given: hand it a deep copy.",
+    "{where}: both optimizers share their tensors of momentum and moments, and both write to them. "
+    "optimizer.load_state_dict keeps the tensors that you give it. Give it a deep copy.",
 )
 bank.slip(5, "state-shared", ("copy.deepcopy(better.optimizer.state_dict())", "better.optimizer.state_dict()"))
 bank.slip(5, "state-shared", ("copy.deepcopy(better.optimizer.state_dict())", "dict(better.optimizer.state_dict())"))
@@ -180,7 +183,8 @@ bank.slip(
 bank.variant(5, "state-shared", HAND, ("v.clone() if torch.is_tensor(v) else v", "v"))
 bank.variant(5, "state-shared", HAND, ("if torch.is_tensor(v) else v", 'if k != "step" else v'))
 
-bank.hint(5, "noted-shared", "Both members hold the same dictionary of hyperparameters: exploring would change both. Copy it.")  # fmt: skip
+bank.hint(5, "noted-shared", "Both members share one dictionary of hyperparameters, so exploring would change "
+                             "both. Copy it.")  # fmt: skip
 bank.slip(5, "noted-shared", (NOTED, "    member.hyperparameters = better.hyperparameters\n"))
 bank.variant(5, "noted-shared", DEEP, ("better.hyperparameters.copy()", "better.hyperparameters"))
 bank.variant(5, "noted-shared", HAND, ("member.hyperparameters.update(better.hyperparameters)", "member.hyperparameters = better.hyperparameters"))  # fmt: skip
@@ -188,8 +192,8 @@ bank.variant(5, "noted-shared", HAND, ("member.hyperparameters.update(better.hyp
 bank.hint(
     5,
     "trains-otherwise",
-    "Weights, buffers and state are those of better, yet after four more steps on the same batches the two differ ({what}). "
-    "Was the network left in eval mode, or without gradients?",
+    "Weights, buffers and state are those of better, yet after four more steps on the same batches the two differ "
+    "({what}). Did you leave the network in eval mode, or without gradients?",
 )
 bank.slip(5, "trains-otherwise", (NOTED, NOTED + "    member.network.eval()\n"))
 bank.slip(5, "trains-otherwise", (NOTED, NOTED + "    for p in member.network[:1].parameters():\n        p.requires_grad_(False)\n        p.grad = None\n"))  # fmt: skip
@@ -198,15 +202,15 @@ bank.variant(5, "trains-otherwise", DEEP, ("((better.network, ", "((better.netwo
 bank.hint(
     5,
     "explore-resets",
-    "explore changed more than hyperparameters: {what}. A new optimizer forgets what the old one has gathered. Write the new "
-    "values into the param_groups of the one that is there.",
+    "explore changed more than the hyperparameters: {what}. A new optimizer loses what the old one has "
+    "accumulated. Write the new values into the param_groups of the existing one.",
 )
 bank.slip(5, "explore-resets", (GROUPS, "    member.optimizer = type(member.optimizer)(member.network.parameters(), **member.hyperparameters)\n"))  # fmt: skip
 bank.slip(5, "explore-resets", (GROUPS, GROUPS + "    member.optimizer.state.clear()\n"))
 bank.slip(5, "explore-resets", (GROUPS, GROUPS + "    for p in member.network.parameters():\n        p.data *= 1.25\n"))
 bank.variant(5, "explore-resets", DEEP, ("    for group in", "    member.optimizer = torch.optim.AdamW(member.network.parameters())\n    for group in"))  # fmt: skip
 
-bank.hint(5, "not-noted", "After explore, member.hyperparameters has the old values.")
+bank.hint(5, "not-noted", "After explore, member.hyperparameters still has the old values.")
 bank.slip(5, "not-noted", (TIMES, "    new = {k: v * float(rng.choice((0.8, 1.25))) for k, v in member.hyperparameters.items()}\n"), ("group.update(member.hyperparameters)", "group.update(new)"))  # fmt: skip
 bank.slip(5, "not-noted", (TIMES, "    for value in member.hyperparameters.values():\n        value *= rng.choice((0.8, 1.25))\n"))  # fmt: skip
 bank.variant(5, "not-noted", HAND, ("notes = member.hyperparameters\n", "notes = dict(member.hyperparameters)\n"))
@@ -214,7 +218,8 @@ bank.variant(5, "not-noted", HAND, ("notes = member.hyperparameters\n", "notes =
 bank.hint(
     5,
     "wrong-factor",
-    "A hyperparameter was multiplied by {got}, not by 0.8 or 1.25. (1: it stayed as it was. 1.562 or 0.64: it was changed twice, as in a loop over param_groups.)",
+    "A hyperparameter was multiplied by {got}, not by 0.8 or 1.25. (1 means that it did not change; 1.562 or 0.64 "
+    "that it changed twice, as in a loop over param_groups.)",
 )
 bank.slip(5, "wrong-factor", ("rng.choice((0.8, 1.25))", "rng.uniform(0.8, 1.25)"))
 bank.slip(5, "wrong-factor", ("rng.choice((0.8, 1.25))", "rng.choice((0.8, 1.2))"))
@@ -228,7 +233,8 @@ bank.variant(5, "wrong-factor", HAND, ("notes[name] / 1.25", "notes[name] / 1.5"
 bank.hint(
     5,
     "not-in-optimizer",
-    "The dictionary has new values, but the optimizer goes on with old ones, or with some of them: write all into its param_groups.",
+    "The dictionary has new values, but the optimizer still uses some or all of the old ones. Write all of the new "
+    "ones into its param_groups.",
 )
 bank.slip(5, "not-in-optimizer", (GROUPS, ""))
 bank.slip(5, "not-in-optimizer", ("group.update(member.hyperparameters)", 'group["lr"] = member.hyperparameters["lr"]'))
@@ -240,12 +246,13 @@ bank.slip(5, "one-group", (GROUPS, "    member.optimizer.param_groups[0].update(
 bank.variant(5, "one-group", HAND, ("in member.optimizer.param_groups:\n            group[name] =", "in member.optimizer.param_groups[-1:]:\n            group[name] ="))  # fmt: skip
 bank.variant(5, "one-group", DEEP, ("in member.optimizer.param_groups:\n        for", "in member.optimizer.param_groups[:1]:\n        for"))  # fmt: skip
 
-bank.hint(5, "one-factor", "All hyperparameters got the same factor each time. Draw one for each.")
+bank.hint(5, "one-factor", "All hyperparameters get the same factor each time. Draw one for each.")
 bank.slip(5, "one-factor", (TIMES, "    factor = float(rng.choice((0.8, 1.25)))\n    for name in member.hyperparameters:\n        member.hyperparameters[name] *= factor\n"))  # fmt: skip
 bank.variant(5, "one-factor", DEEP, ("rng.random(len(member.hyperparameters))", "np.full(len(member.hyperparameters), rng.random())"))  # fmt: skip
 
 bank.hint(
-    5, "factor-not-drawn", "Two hyperparameters can go up or down in four ways. In {n} explorations only {got} of them came up."
+    5, "factor-not-drawn", "Two hyperparameters can go up or down in four ways. In {n} explorations, only {got} of "
+                           "them came up."
 )  # fmt: skip
 bank.slip(
     5, "factor-not-drawn", ("    for name in member", "    rng = np.random.default_rng(3)\n    for name in member")
@@ -259,7 +266,8 @@ bank.slip(5, "rng-ignored", ("int(rng.choice(order[-quarter:]))", "order[-1 - in
 bank.variant(5, "rng-ignored", HAND, ("rng.integers(0, 2, len(notes))", "torch.randint(2, (len(notes),))"))
 bank.variant(5, "rng-ignored", DEEP, ("rng.choice(order[", "np.random.choice(order["))
 
-bank.hint(5, "places-changed", "The members stand in other places in the list than before. Sort places, not the list that was given.")  # fmt: skip
+bank.hint(5, "places-changed", "The members are no longer in the same order in the list. Sort indices, not the "
+                               "list that you were given.")  # fmt: skip
 BY_LIST = '''
 def evolve(members, rng):
     """Sorts the members themselves."""
@@ -275,12 +283,14 @@ def evolve(members, rng):
 BY_LIST = DEEP[: DEEP.index("def evolve")] + BY_LIST.lstrip()
 bank.text(5, None, BY_LIST)
 bank.slip(5, "places-changed", ("    order = sorted(", "    members.sort(key=lambda m: -1 if math.isnan(m.value) else m.value)\n    values.sort()\n    order = sorted("))  # fmt: skip
-bank.hint(5, "member-replaced", "In a place of the list stands another object than before. Change the member that is there, as exploit does: others may hold it.")  # fmt: skip
+bank.hint(5, "member-replaced", "You replaced an object in the list by another. Change the member in place, as "
+                                "exploit does: other code may hold a reference to it.")  # fmt: skip
 bank.variant(5, "member-replaced", BY_LIST, ("        exploit(poor, good)\n        explore(poor, rng)\n        found.append((next(k for k, m in enumerate(members) if m is poor), next(k for k, m in enumerate(members) if m is good)))\n", "        a, b = members.index(poor), members.index(good)\n        members[a] = copy.deepcopy(good)\n        explore(members[a], rng)\n        found.append((a, b))\n"))  # fmt: skip
 bank.slip(5, "member-replaced", ("    for poor, good in pairs:\n", "    for poor, good in pairs:\n        members[poor] = copy.deepcopy(members[poor])\n"))  # fmt: skip
 bank.variant(5, "places-changed", BY_LIST, ("ranked = sorted(members, key=lambda m: -1 if math.isnan(m.value) else m.value)", "members.sort(key=lambda m: -1 if math.isnan(m.value) else m.value)\n    ranked = members"))  # fmt: skip
 
-bank.hint(5, "nothing-evolved", "No member has changed. Is exploit called on the members themselves, and for a quarter of nine?")  # fmt: skip
+bank.hint(5, "nothing-evolved", "No member has changed. Do you call exploit on the members themselves, and for a "
+                                "quarter of nine?")  # fmt: skip
 bank.slip(5, "nothing-evolved", ("        exploit(members[poor], members[good])\n        explore(members[poor], rng)\n", "        pass\n"))  # fmt: skip
 bank.slip(5, "nothing-evolved", ("    for poor, good in pairs:\n", "    members = copy.deepcopy(members)\n    for poor, good in pairs:\n"))  # fmt: skip
 bank.variant(5, "nothing-evolved", BY_LIST, ("sorted(members,", "sorted(copy.deepcopy(members),"), ("enumerate(members) if m is", "enumerate(members) if m.hyperparameters is not"))  # fmt: skip
@@ -288,8 +298,8 @@ bank.variant(5, "nothing-evolved", BY_LIST, ("sorted(members,", "sorted(copy.dee
 bank.hint(
     5,
     "best-changed",
-    "Changed: {got}. Members of the highest quarter are among them: they are copied, and go on as they are. Only the lowest "
-    "quarter, {expected}, changes.",
+    "These members changed: {got}. Some of them belong to the highest quarter. Those are copied, and go on "
+    "unchanged. Only the lowest quarter, {expected}, changes.",
 )
 bank.slip(5, "best-changed", ("        explore(members[poor], rng)\n", "    for member in members:\n        explore(member, rng)\n"))  # fmt: skip
 bank.slip(5, "best-changed", ("explore(members[poor], rng)", "explore(members[good], rng)"))
@@ -301,8 +311,8 @@ bank.variant(5, "best-changed", BY_LIST, ("exploit(poor, good)", "exploit(good, 
 bank.hint(
     5,
     "nan-not-worst",
-    "Changed: {got}; the lowest quarter stands at {expected}. A member with the value NaN (diverged) is the worst of all. "
-    "Every comparison with NaN is false, so sorting leaves it, and others, anywhere.",
+    "These members changed: {got}. The lowest quarter is {expected}. A member with the value NaN (diverged) is the "
+    "worst of all. Every comparison with NaN is false, so sorting puts it, and others, anywhere.",
 )
 bank.slip(5, "nan-not-worst", ("-math.inf if math.isnan(member.value) else member.value", "member.value"))
 bank.slip(5, "nan-not-worst", ("-math.inf if", "math.inf if"))
@@ -311,24 +321,26 @@ bank.variant(
 )
 bank.variant(5, "nan-not-worst", HAND, ("(not math.isnan(members[k].value), members[k].value)", "members[k].value"))
 
-bank.hint(5, "quarter-wrong", "Changed: {got}. The lowest quarter of nine, rounded down, is two: {expected}.")
+bank.hint(5, "quarter-wrong", "These members changed: {got}. The lowest quarter of nine, rounded down, is two "
+                              "members: {expected}.")
 bank.slip(5, "quarter-wrong", ("len(members) // 4", "round(len(members) / 4 + 0.5)"))
 bank.slip(5, "quarter-wrong", ("len(members) // 4", "len(members) // 5"))
 bank.variant(5, "quarter-wrong", HAND, ("n = max(1, len(members) // 4)", "n = 3"))
 bank.variant(5, "quarter-wrong", DEEP, ("n = max(len(members) // 4, 1)", "n = 1"))
 
-bank.hint(5, "pairs-form", "evolve returns a list of pairs of places, [(who copied, whom), …], two ints each.")
+bank.hint(5, "pairs-form", "evolve returns a list of pairs of indices, [(the copier, the copied), …], two ints each.")
 bank.slip(5, "pairs-form", ("    return pairs", "    return [(members[poor], members[good]) for poor, good in pairs]"))
 bank.slip(5, "pairs-form", ("    return pairs", "    return [poor for poor, _ in pairs]"))
 bank.variant(5, "pairs-form", DEEP, ("return list(zip(poor.tolist(), good.tolist()))", "return poor, good, order"))
 bank.slip(5, "nothing-returned", ("    return pairs", "    pairs"))
 
-bank.hint(5, "pairs-wrong", "Of each pair, the first is the place of who copied. Those who changed are at {expected}; the pairs say {got}.")  # fmt: skip
+bank.hint(5, "pairs-wrong", "The first of each pair is the index of the member that copied. The members that "
+                            "changed are {expected}; your pairs say {got}.")  # fmt: skip
 bank.slip(5, "pairs-wrong", ("    return pairs", "    return [(good, poor) for poor, good in pairs]"))
 bank.slip(5, "pairs-wrong", ("    return pairs", "    return pairs[:1]"))
 bank.variant(5, "pairs-wrong", DEEP, ("zip(poor.tolist(), good.tolist())", "zip(good.tolist(), poor.tolist())"))
 
-bank.hint(5, "not-from-best", "Copied were {got}. The highest quarter stands at {expected}.")
+bank.hint(5, "not-from-best", "You copied {got}. The highest quarter is {expected}.")
 bank.slip(5, "not-from-best", ("rng.choice(order[-quarter:])", "rng.choice(order[quarter:])"))
 bank.slip(5, "not-from-best", ("rng.choice(order[-quarter:])", "rng.choice(order[-quarter - 1:])"))
 bank.slip(5, "not-from-best", ("rng.choice(order[-quarter:])", "rng.choice(order[-math.ceil(len(order) / 4):])"))
@@ -337,7 +349,8 @@ bank.slip(5, "not-from-best", ("rng.choice(order[-quarter:])", "rng.choice(order
 bank.variant(5, "not-from-best", HAND, ("top, found = ranked[::-1][:n]", "top, found = ranked[n:][:n]"))
 bank.variant(5, "not-from-best", BY_LIST, ("ranked[-1 - int(rng.integers(quarter))]", "ranked[-3]"))
 
-bank.hint(5, "evolve-not-copied", "Who copied is not what the copied one is ({what}): the pairs say one thing, the networks another.")  # fmt: skip
+bank.hint(5, "evolve-not-copied", "The member that copied doesn't match the one that it copied ({what}): your "
+                                  "pairs say one thing, the networks another.")  # fmt: skip
 bank.slip(5, "evolve-not-copied", ("        exploit(members[poor], members[good])\n", ""))
 bank.slip(5, "evolve-not-copied", ("exploit(members[poor], members[good])", "exploit(members[poor], members[0])"))
 bank.variant(5, "evolve-not-copied", HAND, ("        exploit(members[poor], members[good])\n", ""))
@@ -345,35 +358,38 @@ bank.variant(5, "evolve-not-copied", HAND, ("        exploit(members[poor], memb
 bank.hint(
     5,
     "evolve-not-explored",
-    "In evolve, the rates of who copied are not those of the copied one times 0.8 or 1.25. Each explores once, after it "
-    "has copied: the copy overwrites what was drawn before it.",
+    "In evolve, the rates of a member that copied are not those of the copied one times 0.8 or 1.25. Each explores "
+    "once, after it has copied: the copy overwrites anything drawn before.",
 )
 bank.slip(5, "evolve-not-explored", ("        explore(members[poor], rng)\n", ""))
 bank.slip(5, "evolve-not-explored", ("        exploit(members[poor], members[good])\n        explore(members[poor], rng)\n", "        explore(members[poor], rng)\n        exploit(members[poor], members[good])\n"))  # fmt: skip
 bank.variant(5, "evolve-not-explored", DEEP, ("        explore(members[k], rng)\n", "        pass\n"))
 bank.variant(5, "evolve-not-explored", BY_LIST, ("        explore(poor, rng)\n", "        explore(poor, rng)\n        explore(poor, rng)\n"))  # fmt: skip
 
-bank.hint(5, "not-drawn", "The same places copied the same ones in all of eight runs. Draw whom to copy from the highest quarter.")  # fmt: skip
+bank.hint(5, "not-drawn", "In all of eight runs, the same members copied the same ones. Draw whom to copy from the "
+                          "highest quarter.")  # fmt: skip
 bank.slip(5, "not-drawn", ("int(rng.choice(order[-quarter:]))", "order[-1]"))
 bank.slip(5, "not-drawn", ("[(poor, int(rng.choice(order[-quarter:]))) for poor in order[:quarter]]", "list(zip(order[:quarter], order[-quarter:]))"))  # fmt: skip
 bank.variant(5, "not-drawn", HAND, ("top[rng.integers(n)]", "top[0]"))
 
-bank.hint(5, "at-least-one", "Of three members with the values 0.9, 0.3, 0.8, one copies another: [(1, 0)]. A quarter is at least one.")  # fmt: skip
+bank.hint(5, "at-least-one", "Of three members with the values 0.9, 0.3, 0.8, one copies another: [(1, 0)]. A "
+                             "quarter is at least one member.")  # fmt: skip
 bank.slip(5, "at-least-one", ("max(1, len(members) // 4)", "len(members) // 4"))
 bank.variant(5, "at-least-one", BY_LIST, ("max(1, len(members) // 4)", "len(members) // 4"))
 
-bank.hint(5, "other-name", "A member with a third hyperparameter, eps, explored: in its dictionary or its optimizer, eps was multiplied by {got}, not by 0.8 or 1.25. Take the names from member.hyperparameters.")  # fmt: skip
+bank.hint(5, "other-name", "With a third hyperparameter, eps, explore multiplied eps by {got}, not by 0.8 or 1.25, "
+                           "in the dictionary or in the optimizer. Take the names from member.hyperparameters.")  # fmt: skip
 bank.slip(5, "other-name", ("    for name in member.hyperparameters:", '    for name in ("lr", "weight_decay"):'))
 bank.slip(5, "other-name", ("group.update(member.hyperparameters)", 'group["lr"], group["weight_decay"] = member.hyperparameters["lr"], member.hyperparameters["weight_decay"]'))  # fmt: skip
 bank.variant(5, "other-name", HAND, ("            group[name] = notes[name]", '            group[name] = group[name] if name == "eps" else notes[name]'))  # fmt: skip
 
-bank.hint(5, "quarter-rounded", "Of fifteen members three copy, those at {expected}: 15 // 4 is 3. Yours say {got}.")
+bank.hint(5, "quarter-rounded", "Of fifteen members, three copy: {expected}. 15 // 4 is 3. Your pairs say {got}.")
 bank.slip(5, "quarter-rounded", ("len(members) // 4", "round(len(members) / 4)"))
 bank.slip(5, "quarter-rounded", ("max(1, len(members) // 4)", "max(1, min(2, len(members) // 4))"))
 bank.variant(5, "quarter-rounded", DEEP, ("max(len(members) // 4, 1)", "max(int(len(members) / 4 + 0.5), 1)"))
 
 bank.hint(
-    5, "one-for-all", "In each of eight runs with fifteen members, all three copied the same one. Draw anew for each."
+    5, "one-for-all", "In each of eight runs with fifteen members, all three copied the same one. Draw again for each."
 )
 bank.slip(5, "one-for-all", ("    pairs = [(poor, int(rng.choice(order[-quarter:]))) for", "    one = int(rng.choice(order[-quarter:]))\n    pairs = [(poor, one) for"))  # fmt: skip
 bank.variant(5, "one-for-all", HAND, ("    for poor in ranked[:n]:\n        good = top[rng.integers(n)]\n", "    good = top[rng.integers(n)]\n    for poor in ranked[:n]:\n"))  # fmt: skip
@@ -381,7 +397,8 @@ bank.variant(5, "one-for-all", HAND, ("    for poor in ranked[:n]:\n        good
 bank.hint(
     5,
     "drawn-for-optimizer",
-    "The optimizer has other new values than the dictionary: another factor was drawn for it. Write the noted ones into its groups.",
+    "The optimizer's new values differ from the dictionary's: you drew another factor for it. Write the "
+    "dictionary's values into its param_groups.",
 )
 bank.slip(
     5,

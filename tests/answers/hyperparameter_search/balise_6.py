@@ -137,7 +137,7 @@ ASKED = "        if math.isnan(accuracy) or trial.should_prune():\n            r
 bank.hint(
     6,
     "momentum-always",
-    "AdamW has no momentum, and was asked for one. The sampler would learn from a number that does nothing.",
+    "AdamW has no momentum, yet you ask for one. The sampler would learn from a number that does nothing.",
 )
 bank.slip(
     6, "momentum-always", ('    if config["optimizer"] == "sgd":\n        config', "    if True:\n        config")
@@ -145,19 +145,20 @@ bank.slip(
 bank.variant(6, "momentum-always", TOLD, ('if kind == "sgd"', "if kind"))
 
 bank.hint(
-    6, "names", "The trial should be asked for the names of SPACE. Look at {name}: {expected} was due, and is {got}."
+    6, "names", "Ask the trial for the names of SPACE. For {name}, {expected} was expected, and you have {got}."
 )
 bank.slip(6, "names", ('"learning_rate": trial', '"lr": trial'), ('_float("learning_rate"', '_float("lr"'))
 bank.variant(6, "names", TOLD, ('        width=trial.suggest_int("width", 8, 72, log=True),\n', ""))
 
-bank.hint(6, "ranges", "The range of {name} is not that of SPACE: {expected} is due, {got} was asked for.")
+bank.hint(6, "ranges", "The range of {name} is not that of SPACE: you asked for {got} instead of {expected}.")
 bank.slip(6, "ranges", ("1e-4, 1.0, log=True", "1e-4, 1.0"))
 bank.variant(6, "ranges", TOLD, ('trial.suggest_int("width", 8', 'trial.suggest_float("width", 8'))
 
 bank.hint(
     6,
     "other-config",
-    "train was given another configuration than what the trial had suggested: a dictionary, each name with its value.",
+    "You give train another configuration than the one the trial suggested. It is a dictionary of all the names "
+    "and their values.",
 )
 bank.slip(6, "other-config", ('        config["momentum"] = trial', "        trial"))
 bank.variant(
@@ -167,7 +168,7 @@ bank.variant(
 bank.hint(
     6,
     "never-reported",
-    "Nothing was reported, so the pruner has nothing to judge by: trial.report(accuracy, epoch) after each epoch.",
+    "You report nothing, so the pruner has nothing to judge. Call trial.report(accuracy, epoch) after each epoch.",
 )
 bank.slip(6, "never-reported", ("        trial.report(accuracy, epoch)\n", ""))
 bank.variant(6, "never-reported", TOLD, ("        trial.report(accuracy, step=epoch)\n", ""))
@@ -175,7 +176,7 @@ bank.variant(6, "never-reported", TOLD, ("        trial.report(accuracy, step=ep
 bank.hint(
     6,
     "epochs-from-zero",
-    "The first epoch was reported as epoch 0. A rung that is due after 3 epochs would be judged after 4.",
+    "You report the first epoch as epoch 0. A rung at 3 epochs would be judged after 4.",
 )
 bank.slip(6, "epochs-from-zero", ("train(config), 1)", "train(config))"))
 bank.variant(6, "epochs-from-zero", TOLD, ("epoch, last = 0", "epoch, last = -1"))
@@ -183,7 +184,7 @@ bank.variant(6, "epochs-from-zero", TOLD, ("epoch, last = 0", "epoch, last = -1"
 bank.hint(
     6,
     "wrong-report",
-    "After epoch 1, 2, 3 … the accuracy of that epoch is to be reported. Reported was something else.",
+    "After epochs 1, 2, 3 …, report the accuracy of that epoch. You reported something else.",
 )
 bank.slip(
     6,
@@ -198,7 +199,8 @@ bank.variant(6, "wrong-report", TOLD, ("step=epoch)", "step=10 * epoch)"))
 bank.hint(
     6,
     "never-asked",
-    "The pruner said stop after epoch 2, and all 4 were trained: trial.should_prune() asks it; it stops nothing by itself.",
+    "The pruner said stop after epoch 2, but you trained all 4. trial.should_prune() only asks the pruner; it "
+    "stops nothing by itself.",
 )
 bank.slip(6, "never-asked", (" or trial.should_prune()", ""))
 bank.variant(
@@ -208,7 +210,8 @@ bank.variant(
 bank.hint(
     6,
     "pruned-as-complete",
-    "A trial that was stopped ended as COMPLETE: its early value stands beside those of whole trainings. Let optuna.TrialPruned out of the objective.",
+    "A trial that was stopped ended as COMPLETE, so its early value counts like those of full trainings. Let "
+    "optuna.TrialPruned leave the objective.",
 )
 bank.slip(6, "pruned-as-complete", ("            raise optuna.TrialPruned", "            return accuracy"))
 bank.slip(
@@ -227,7 +230,8 @@ bank.variant(
 bank.hint(
     6,
     "trained-on",
-    "All epochs were trained before the pruner was asked, so that it saves nothing. Take one epoch from the generator, report, ask.",
+    "You train all epochs before you ask the pruner, so it saves nothing. Take one epoch from the generator, "
+    "report it, ask.",
 )
 bank.slip(6, "trained-on", ("enumerate(train(config), 1)", "enumerate(list(train(config)), 1)"))
 bank.variant(6, "trained-on", TOLD, ("in train(config)", "in [*train(config)]"))
@@ -235,7 +239,7 @@ bank.variant(6, "trained-on", TOLD, ("in train(config)", "in [*train(config)]"))
 bank.hint(
     6,
     "asked-late",
-    "The pruner said stop after epoch 2, and {n} epochs were trained. After each epoch: report, then ask.",
+    "The pruner said stop after epoch 2, but you trained {n} epochs. After each epoch: report, then ask.",
 )
 bank.slip(
     6,
@@ -248,7 +252,8 @@ bank.variant(
     ("        last = accuracy\n        if trial.should_prune():\n            raise optuna.exceptions.TrialPruned\n", "        last = accuracy\n"),
 )  # fmt: skip
 
-bank.hint(6, "trial-fails", "A trial ended as {state}. One that the pruner stops is PRUNED: raise optuna.TrialPruned.")
+bank.hint(6, "trial-fails", "A trial ended as {state}. A trial that the pruner stops is PRUNED: raise "
+                            "optuna.TrialPruned.")
 bank.slip(6, "trial-fails", ("            raise optuna.TrialPruned", "            return None"))
 bank.variant(
     6,
@@ -260,7 +265,8 @@ bank.variant(
 bank.hint(
     6,
     "nan-fails",
-    "A training that had diverged (NaN) became a FAIL: the sampler learns nothing from it and may draw its like again. End it as PRUNED.",
+    "A training that diverged (NaN) became a FAIL. The sampler learns nothing from it and may draw a similar one "
+    "again. End it as PRUNED.",
 )
 bank.slip(6, "nan-fails", (ASKED, "        if math.isnan(accuracy):\n            return accuracy\n" + ASKED))
 bank.variant(6, "nan-fails", TOLD, ('raise optuna.exceptions.TrialPruned("diverged")', "return accuracy"))
@@ -268,7 +274,7 @@ bank.variant(6, "nan-fails", TOLD, ('raise optuna.exceptions.TrialPruned("diverg
 bank.hint(
     6,
     "nan-trains-on",
-    "A training that had diverged (NaN) went on. What comes after NaN is NaN: end the trial, as PRUNED, at once.",
+    "A training that diverged (NaN) went on. After a NaN come only NaNs. End the trial at once, as PRUNED.",
 )
 bank.slip(6, "nan-trains-on", ("if math.isnan(accuracy) or trial", "if trial"))
 bank.variant(6, "nan-trains-on", TOLD, ('raise optuna.exceptions.TrialPruned("diverged")', "continue"))
@@ -276,7 +282,8 @@ bank.variant(6, "nan-trains-on", TOLD, ('raise optuna.exceptions.TrialPruned("di
 bank.hint(
     6,
     "nan-completes",
-    "A training that had diverged (NaN) ended as COMPLETE: its value stands beside those of whole trainings. End it as PRUNED.",
+    "A training that diverged (NaN) ended as COMPLETE, so its value counts like those of full trainings. End it as "
+    "PRUNED.",
 )
 bank.slip(6, "nan-completes", (ASKED, "        if math.isnan(accuracy):\n            return 0.0\n" + ASKED))
 bank.variant(6, "nan-completes", TOLD, ('raise optuna.exceptions.TrialPruned("diverged")', "return last"))
@@ -293,7 +300,8 @@ bank.variant(6, "not-the-last", TOLD, ("        last = accuracy\n", "        las
 bank.hint(
     6,
     "sqlite",
-    "This is a SQLite database. Its locks do not hold on the network file systems of a supercomputer. Take JournalStorage(JournalFileBackend(path)).",
+    "This is a SQLite database. Its locks don't work on the network file systems of a supercomputer. Use "
+    "JournalStorage(JournalFileBackend(path)).",
 )
 bank.slip(6, "sqlite", ("storage = JournalStorage(JournalFileBackend(str(path)))", 'storage = f"sqlite:///{path}"'))
 bank.variant(6, "sqlite", TOLD, (TOLD_STORAGE, 'storage = optuna.storages.RDBStorage(f"sqlite:///{path}")'))
@@ -301,20 +309,20 @@ bank.variant(6, "sqlite", TOLD, (TOLD_STORAGE, 'storage = optuna.storages.RDBSto
 bank.hint(
     6,
     "no-file",
-    "After make_study(path) there is no journal in the file path. A study in memory ends with its process.",
+    "After make_study(path), there is no journal in the file path. A study in memory ends with its process.",
 )
 bank.slip(6, "no-file", ("optuna.create_study(", "study = optuna.create_study("), ('"search", storage=storage, direction', '"search", direction'), (
     "    storage = JournalStorage(JournalFileBackend(str(path)))\n    study", "    study"))  # fmt: skip
 bank.variant(6, "no-file", TOLD, ('JournalFileBackend(f"{path}")', 'JournalFileBackend(f"{path}.log")'))
 
-bank.hint(6, "minimised", "The study is to be maximised: it is an accuracy. Optuna minimises unless it is told.")
+bank.hint(6, "minimised", "The study must maximise its value, which is an accuracy. Optuna minimises by default.")
 bank.slip(6, "minimised", (' direction="maximize",', ""))
 bank.variant(6, "minimised", TOLD, (', direction="maximize")', ', directions=["minimize"])'))
 
 bank.hint(
     6,
     "other-name",
-    'The journal shall have one study, of the name "search", by which the workers find it. It has: {names}.',
+    'The journal should contain one study, named "search", so that the workers find it. It contains: {names}.',
 )
 bank.slip(
     6,
@@ -327,7 +335,8 @@ bank.variant(6, "other-name", TOLD, ('study_name="search", direction', 'study_na
 bank.hint(
     6,
     "own-study",
-    "The worker made a study of its own: {n} are in the file now, and none knows of the others' trials. Load the one that is there.",
+    "The worker created its own study: there are now {n} in the file, and none knows the others' trials. Load the "
+    "existing one.",
 )
 bank.slip(
     6,
@@ -344,7 +353,8 @@ bank.variant(
 bank.hint(
     6,
     "not-in-the-file",
-    'After work(path, "worker 1", 2, train), the study in the file has these trials: {states}. Two that are finished are due.',
+    'After work(path, "worker 1", 2, train), the study in the file has these trials: {states}. Two finished ones '
+    "are expected.",
 )
 bank.slip(6, "not-in-the-file", (LOADED, 'optuna.create_study(direction="maximize", pruner=pruner)'))
 bank.variant(
@@ -357,7 +367,8 @@ bank.variant(
 bank.hint(
     6,
     "no-pruner",
-    "The second training was a poor one, and ran to its end. load_study takes a pruner: the file does not know which one you want.",
+    "The second training was poor, yet ran to its end. Give load_study a pruner: the file doesn't know which one "
+    "you want.",
 )
 bank.slip(6, "no-pruner", (", storage=storage, pruner=pruner)", ", storage=storage)"))
 bank.variant(6, "no-pruner", MOST, ("        pruner=optuna.pruners.SuccessiveHalvingPruner(1, 3),\n", ""))
@@ -365,7 +376,8 @@ bank.variant(6, "no-pruner", MOST, ("        pruner=optuna.pruners.SuccessiveHal
 bank.hint(
     6,
     "other-rungs",
-    "The first training, of 9 epochs, was looked at in {rungs} rungs. Due are 3, after 1, 3 and 9 epochs: min_resource=1, reduction_factor=3. Without min_resource, it waits for a whole training first.",
+    "The first training, of 9 epochs, was judged in {rungs} rungs. It should be 3, after 1, 3 and 9 epochs: "
+    "min_resource=1, reduction_factor=3. Without min_resource, the pruner first waits for a full training.",
 )
 bank.slip(6, "other-rungs", ("min_resource=1, reduction_factor=3", ""))
 bank.slip(6, "other-rungs", ("min_resource=1, reduction_factor=3", "min_resource=3, reduction_factor=3"))
@@ -374,7 +386,8 @@ bank.variant(6, "other-rungs", MOST, ("SuccessiveHalvingPruner(1, 3)", "Successi
 bank.hint(
     6,
     "pruned-not-counted",
-    "2 were asked for, and there are {n}: {states}. One that was pruned is finished, too; and with as many as asked for, it ends.",
+    "2 trials were asked for, and there are {n}: {states}. A pruned trial is finished, too. A worker ends as soon "
+    "as there are as many as asked for.",
 )
 bank.slip(6, "pruned-not-counted", ("< total", "<= total"))
 bank.slip(6, "pruned-not-counted", ("states=(TrialState.COMPLETE, TrialState.PRUNED)", "states=(TrialState.COMPLETE,)"))
@@ -383,7 +396,8 @@ bank.variant(6, "pruned-not-counted", MOST, ("MaxTrialsCallback(total, states=do
 bank.hint(
     6,
     "total-each",
-    "2 were asked for and there. The second worker ran {n} in all: total counts the trials of all workers together.",
+    "2 trials were asked for and already there. The second worker ran {n} in all. total counts the trials of all "
+    "workers together.",
 )
 bank.slip(6, "total-each", (LOOP, "    study.optimize(named, n_trials=total)\n"))
 bank.variant(6, "total-each", MOST, (
@@ -393,7 +407,8 @@ bank.variant(6, "total-each", MOST, (
 bank.hint(
     6,
     "counts-after",
-    "2 were asked for and there; the second worker ran another one all the same. Count before a trial, not only after it.",
+    "2 trials were asked for and already there, yet the second worker ran another one. Count before a trial, not "
+    "only after it.",
 )
 bank.slip(
     6,
@@ -408,7 +423,8 @@ bank.variant(6, "counts-after", MOST, ("    if len(study.get_trials(states=done)
 bank.hint(
     6,
     "made-twice",
-    "A study of this name is there already, and create_study refuses: {what} With load_if_exists=True it takes that one; a worker loads it.",
+    "A study of this name already exists, and create_study refuses: {what} With load_if_exists=True, it uses the "
+    "existing one; a worker loads it.",
 )
 bank.slip(6, "made-twice", (", load_if_exists=True", ""))
 bank.slip(6, "made-twice", ("optuna.load_study(study_name", 'optuna.create_study(direction="maximize", study_name'))
@@ -417,7 +433,8 @@ bank.variant(6, "made-twice", TOLD, ("    if not storage.get_all_studies():\n   
 bank.hint(
     6,
     "study-lost",
-    "make_study(path) was called again, as by whoever submits more jobs, and what was in the study is gone or stands beside a new one.",
+    "make_study(path) was called a second time, as when more jobs are submitted. The old trials are now gone, or "
+    "in another study than the new one.",
 )
 bank.slip(
     6,
@@ -433,7 +450,8 @@ bank.variant(6, "study-lost", TOLD, (
 bank.hint(
     6,
     "lost-left",
-    "Worker 1 was killed in a trial and came back, and its old trial is still RUNNING. It looks for trials that carry its own name: is the name set before the training starts?",
+    "Worker 1 was killed during a trial and came back, but its old trial is still RUNNING. It looks for trials "
+    "that carry its own name. Do you set the name before the training starts?",
 )
 bank.slip(6, "lost-left", ("            study.tell(trial.number, state=TrialState.FAIL)", "            pass"))
 bank.slip(6, "lost-left", (
@@ -443,7 +461,8 @@ bank.variant(6, "lost-left", TOLD, ('        trial.set_user_attr("held by", name
 bank.hint(
     6,
     "living-failed",
-    "Worker 12 is alive in the middle of its trial, and another one has set it to FAIL: it cannot report any more. Only trials of the worker's own name are lost.",
+    "Worker 12 is alive in the middle of its trial, but another worker has set this trial to FAIL: it can no "
+    "longer report. Only trials with the worker's own name are lost.",
 )
 bank.slip(6, "living-failed", ('        if trial.user_attrs.get("worker") == name:\n    ', "    "))
 bank.slip(6, "living-failed", ('trial.user_attrs.get("worker") == name', 'name in trial.user_attrs.get("worker", "")'))
@@ -452,7 +471,8 @@ bank.variant(6, "living-failed", MOST, ('trial.user_attrs.get("name") == name an
 bank.hint(
     6,
     "others-counted",
-    "{expected} finished trials were asked for, and there are {got} when worker 1 ends. One that runs, or has failed, is not finished.",
+    "{expected} finished trials were asked for, but there are {got} when worker 1 ends. A trial that is running or "
+    "has failed is not finished.",
 )
 bank.slip(
     6, "others-counted", (LOOP, "    while len(study.trials) < total:\n        study.optimize(named, n_trials=1)\n")
@@ -470,7 +490,8 @@ bank.variant(
 bank.hint(
     6,
     "put-back",
-    "The configuration of the trial that was lost was put back in the queue. What has killed one worker may kill the next: leave it.",
+    "You put the configuration of the lost trial back in the queue. What has killed one worker may kill the next. "
+    "Leave it.",
 )
 bank.slip(
     6,
@@ -509,7 +530,7 @@ bank.variant(
 bank.hint(
     6,
     "wrong-states",
-    "The trial of the worker that was killed shall be a FAIL, all others finished. There is: {states}.",
+    "The trial of the killed worker should be a FAIL, and all others finished. The study has: {states}.",
 )
 bank.slip(6, "wrong-states", ("state=TrialState.FAIL", "state=TrialState.PRUNED"))
 bank.variant(6, "wrong-states", TOLD, ("old._trial_id, State.FAIL", "old._trial_id, State.PRUNED"))
@@ -517,7 +538,8 @@ bank.variant(6, "wrong-states", TOLD, ("old._trial_id, State.FAIL", "old._trial_
 bank.hint(
     6,
     "one-more",
-    "Worker 12 went on when enough were finished, and began another trial: {n} in all. Look into the file before each one.",
+    "Worker 12 went on when enough trials were finished, and began another one: {n} in all. Look into the file "
+    "before each trial.",
 )
 bank.slip(6, "one-more", (LOOP, """    finished = study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))
     study.optimize(named, n_trials=max(0, total - len(finished)))
@@ -536,7 +558,8 @@ bank.variant(6, "one-more", TOLD, ("    while sum", "    if name == 'worker 12':
 bank.hint(
     6,
     "swept-late",
-    "Worker 3 was killed, and came back when there were enough: its old trial shall be a FAIL, and no other begin. Give up what it left before you count.",
+    "Worker 3 was killed, and came back when there were enough trials. Its old trial should be a FAIL, and no new "
+    "one should begin. Give up the old trial before you count.",
 )
 RUNNING = "    for trial in study.get_trials(states=(TrialState.RUNNING,)):\n"
 ENOUGH = "    if len(study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))) >= total:\n        return\n"
@@ -549,7 +572,8 @@ bank.variant(6, "swept-late", TOLD, ("    for old in study.trials:\n", """    if
 bank.hint(
     6,
     "only-the-last",
-    "Worker 3 was killed and came back, and the trial that it left is still RUNNING: a trial of another worker had begun since. Look at all that are running, not at the last or the first one.",
+    "Worker 3 was killed and came back, but the trial that it left is still RUNNING, because a trial of another "
+    "worker has begun since. Look at all running trials, not only at the last or the first one.",
 )
 bank.slip(6, "only-the-last", (RUNNING, RUNNING.replace("):\n", ")[-1:]:\n")))
 bank.slip(6, "only-the-last", (RUNNING, RUNNING.replace("):\n", ")[1:]:\n")))
@@ -558,7 +582,8 @@ bank.variant(6, "only-the-last", TOLD, ("    for old in study.trials:\n", "    f
 bank.hint(
     6,
     "same-seed",
-    "The same configuration was drawn twice: a sampler with a fixed seed draws the same in each worker, and again when a worker comes back. Give it none.",
+    "The same configuration was drawn twice. A sampler with a fixed seed draws the same in each worker, and again "
+    "when a worker comes back. Don't give it a seed.",
 )
 bank.slip(6, "same-seed", ("pruner=pruner)", "pruner=pruner, sampler=optuna.samplers.TPESampler(seed=0))"))
 bank.variant(6, "same-seed", TOLD, ("multivariate=True", 'seed=name.count("1")'))
@@ -566,7 +591,8 @@ bank.variant(6, "same-seed", TOLD, ("multivariate=True", 'seed=name.count("1")')
 bank.hint(
     6,
     "without-a-name",
-    "Beside a trial that has no name yet, because it has only just begun: nobody may give it up, and it must raise nothing.",
+    "Another worker's trial has only just begun and has no name yet. Nobody may give it up, and it must not make "
+    "your code raise an error.",
 )
 NAMED = 'trial.user_attrs.get("worker") == name:'
 bank.slip(6, "without-a-name", (NAMED, 'trial.user_attrs["worker"] == name:'))
