@@ -9,43 +9,52 @@ from dlojz_tp.checking import Wrong, close
 from dlojz_tp.probes.seeded import seeded
 
 HINTS = {
-    "model-not-returned": "Return the model that came in, changed in place.",
-    "buffer-lost": "{name} is no buffer of the model's state any more: a checkpoint, or .to(device), would miss it, or an optimizer train it. "
-    "Write into the buffer that is there.",
-    "bias-left": "{name}, a {kind}, still has its bias, and a batch norm follows directly.",
-    "bias-zeroed": "{name} still has a bias, now zero: it is still read, added, differentiated and updated. Take it out.",
-    "nested-left": "{name} still has its bias: it stands in an nn.Sequential inside another module, or is of another kind than those that lost theirs.",
-    "wrong-bias-out": "{name} lost its bias, and no batch norm follows directly: {next}. The function is another one now.",
-    "norm-bias-out": "{name} is gone. Only the biases of linear layers and convolutions do nothing before a batch norm.",
-    "not-a-sequence": "{name} is gone, and its layer stands in no nn.Sequential. In which order the layers of another module run, only "
-    "its forward() says: here a ReLU comes between.",
-    "bias-deleted": "forward() asks for the bias and finds no such attribute: {error}. Set it to None.",
-    "layer-replaced": "{name} is another object now. An optimizer or a hook that knows the old one would go on with that.",
-    "weights-lost": "The weights of {name} changed.",
-    "eval-differs": "In eval mode the model computes something else: the batch norm's running mean still holds the bias.",
-    "eval-sign": "In eval mode the model computes something else: the running mean was corrected in the wrong direction.",
-    "train-differs": "In training mode the model computes something else.",
-    "trained-differs": "After two training steps the model computes something else in eval mode.",
-    "eval-other": "In eval mode the model computes something else. Of the batch norm only the running mean changes, and by the bias.",
+    "model-not-returned": "Return the given model, changed in place.",
+    "buffer-lost": "{name} is no longer a buffer in the model's state: a checkpoint or .to(device) would miss it, "
+                   "or an optimizer would train it. Write into the existing buffer.",
+    "bias-left": "{name}, a {kind}, still has its bias, although a batch norm follows directly.",
+    "bias-zeroed": "{name} still has a bias, now zero. It is still read, added, differentiated and updated. Remove it.",
+    "nested-left": "{name} still has its bias. It is in an nn.Sequential inside another module, or is of another "
+                   "type than the layers that lost theirs.",
+    "wrong-bias-out": "{name} has lost its bias although no batch norm follows directly: {next}. The model now "
+                      "computes another function.",
+    "norm-bias-out": "{name} is gone. Only the biases of linear layers and convolutions have no effect before a "
+                     "batch norm.",
+    "not-a-sequence": "{name} is gone, but its layer is in no nn.Sequential. Only the forward() of another module "
+                      "says in which order its layers run: here a ReLU comes between.",
+    "bias-deleted": "forward() asks for the bias and finds no such attribute: {error}. Set it to None instead of "
+                    "deleting it.",
+    "layer-replaced": "You replaced {name} with another object. An optimizer or a hook that knows the old one "
+                      "would keep using that.",
+    "weights-lost": "The weights of {name} have changed.",
+    "eval-differs": "In eval mode, the model computes something else: the batch norm's running mean still includes "
+                    "the bias.",
+    "eval-sign": "In eval mode, the model computes something else: you corrected the running mean in the wrong "
+                 "direction.",
+    "train-differs": "In training mode, the model computes something else.",
+    "trained-differs": "After two training steps, the model computes something else in eval mode.",
+    "eval-other": "In eval mode, the model computes something else. Only the running mean of the batch norm "
+                  "changes, by the bias.",
     "no-running-mean": "A batch norm with track_running_stats=False has no running mean: {error}",
-    "no-bias-there": "A layer without bias stands before a batch norm: {error}",
-    "graph-in-buffer": "The running mean now hangs on the graph of the old bias. Correct it with detach() or under no_grad.",
-    "mode-changed": "The model came in {before} mode and left in another.",
+    "no-bias-there": "A layer without a bias comes before a batch norm: {error}",
+    "graph-in-buffer": "The running mean is now attached to the graph of the old bias. Correct it with detach() or "
+                       "under no_grad.",
+    "mode-changed": "The model arrived in {before} mode and is now in the other one.",
 }
 
 
 def balise_7(without_bias):
     """A chain of layers; nested ones; layers that must keep their bias; batch norms without statistics."""
-    yield "a convolution and its batch norm: no bias left, the same function in eval mode"
+    yield "a convolution and its batch norm: the bias is gone, and the function is the same in eval mode"
     _judge(without_bias, _chain, [(4, 3, 8, 8)], ["0"])
-    yield "in training mode, and after training steps"
+    yield "the same in training mode, and after training steps"
     _trains(without_bias, _chain)
-    yield "blocks inside blocks; linear, grouped, one-dimensional and transposed layers"
+    yield "blocks within blocks; linear, grouped, one-dimensional and transposed layers"
     _judge(without_bias, _nested, [(5, 3, 8, 8)], ["0.0.0", "0.1.block.0", "2.1", "2.3.0"], nested=True)
     _judge(without_bias, _signals, [(4, 2, 12)], ["0", "3"])
-    yield "biases that do something stay"
+    yield "biases that have an effect stay"
     _judge(without_bias, _keepers, [(4, 3, 8, 8)], [])
-    yield "batch norms without statistics; layers that have no bias"
+    yield "batch norms without statistics, and layers without a bias"
     for make, gone, slug in ((_no_statistics, ["0"], "no-running-mean"), (_no_bias, [], "no-bias-there")):
         try:
             _judge(without_bias, make, [(4, 3, 8, 8)], gone)
@@ -204,7 +213,7 @@ def _right_parameters(original, model, layers, gone, nested):
                 kind=type(model.get_submodule(layer)).__name__,
             )
         if getattr(model.get_submodule(layer), "bias", None) is not None:
-            raise Wrong("bias-zeroed", name=layer, got="a bias that is no parameter")
+            raise Wrong("bias-zeroed", name=layer, got="a bias that is not a parameter")
 
 
 def _eval_slug(original, model):

@@ -8,58 +8,64 @@ from dlojz_tp.checking import Wrong, close
 from dlojz_tp.measure.trace import generated
 
 HINTS = {
-    "not-a-pair": "Return (busy, gaps): a number, and a list of (begin, end).",
-    "gaps-per-stream": "These are the gaps of each stream. The device idles only where none of them works.",
-    "overlap-twice": "Work on two streams at the same time counts twice here. The device is busy or it is not.",
-    "labels-as-work": "Labels on the device's rows (gpu_user_annotation) count as work here. They also cover the gaps.",
-    "processor-as-work": "What the processor does (cpu_op, cuda_runtime) counts as work of the device here.",
-    "kernels-only": "Copies and memory fills are work of the device too: gpu_memcpy, gpu_memset.",
-    "one-stream": "Only one stream counts here. Copies and other kernels run on streams of their own.",
-    "mean-of-streams": "This is the mean over the streams. The device is busy while any of them works.",
-    "not-sorted": "The events are in no order: sort them by their begin before you walk through them.",
-    "all-or-nothing": "The device works for a part of the window, more than 0 and less than 1. Are these the right events? Does the "
-    "window end after its begin, and is work cut off there? (The steps, too, are in no order.)",
-    "window-of-kernels": "The window goes from the first to the last kernel here. It is the window of the steps: what is idle "
-    "before the first and after the last kernel counts.",
-    "window-of-all": "The window goes from the first to the last event here. It is the window of the steps.",
-    "window-on-device": "The window is that of the steps as the device's rows show them. Steps have cat user_annotation.",
-    "window-of-some-steps": "The window is that of some steps only. It goes from the begin of the first to the end of the last.",
-    "edge-left-out": "What lies partly outside the window does not count here. The part inside counts.",
-    "not-cut": "Work from before or after the window counts whole. Only what lies inside counts.",
-    "inner-end": "After a long interval, a short one inside it sets the end back. Keep the larger of the two ends.",
+    "not-a-pair": "Return (busy, gaps): a number and a list of pairs (begin, end).",
+    "gaps-per-stream": "These are the gaps of each stream. The device is idle only when none of its streams works.",
+    "overlap-twice": "You count work on two streams at the same time twice. The device is either busy or not.",
+    "labels-as-work": "You count the labels on the device's rows (gpu_user_annotation) as work. They also cover "
+                      "the gaps.",
+    "processor-as-work": "You count what the processor does (cpu_op, cuda_runtime) as work of the device.",
+    "kernels-only": "Copies and memory fills are work of the device, too: gpu_memcpy, gpu_memset.",
+    "one-stream": "You count only one stream. Copies and other kernels run on other streams.",
+    "mean-of-streams": "This is the mean over the streams. The device is busy when any of them works.",
+    "not-sorted": "The events are in no particular order. Sort them by their start time before you go through them.",
+    "all-or-nothing": "The device works for a part of the window, more than 0 and less than 1. Do you use the "
+                      "right events? Does the window end after its start, and do you cut work off at both? (The "
+                      "steps are in no particular order, either.)",
+    "window-of-kernels": "Your window goes from the first to the last kernel. It should be the window of the "
+                         "steps: idle time before the first kernel and after the last one counts.",
+    "window-of-all": "Your window goes from the first to the last event. It should be the window of the steps.",
+    "window-on-device": "Your window is that of the steps on the device's rows. The steps have cat user_annotation.",
+    "window-of-some-steps": "Your window covers only some of the steps. It should go from the start of the first "
+                            "to the end of the last.",
+    "edge-left-out": "You leave out work that is partly outside the window. The part inside counts.",
+    "not-cut": "You count work that extends beyond the window in full. Only the part inside counts.",
+    "inner-end": "After a long interval, a short one inside it moves the end back. Keep the larger of the two ends.",
     "busy-is-time": "This is a time. Divide it by the length of the window.",
-    "busy-is-idle": "This is the idle part: 1 minus it is the busy one.",
-    "busy-percent": "The busy part is between 0 and 1, not a percentage.",
+    "busy-is-idle": "This is the idle part. The busy part is 1 minus it.",
+    "busy-percent": "Return the busy part as a number between 0 and 1, not as a percentage.",
     "busy-wrong": "The busy part is wrong.",
-    "gaps-order": "The gaps are right, their order is not: the longest first.",
-    "gaps-missing": "Only {n} of {m} gaps came back. All of them are asked for.",
+    "gaps-order": "The gaps are right, but their order is not: the longest comes first.",
+    "gaps-missing": "You return only {n} of {m} gaps. Return all of them.",
     "gap-at-edge": "The gap at the {edge} of the window is missing.",
-    "gaps-unit": "Begin and end of a gap are microseconds, as in the trace: its own clock, not counted from the window's begin.",
+    "gaps-unit": "The start and end of a gap are microseconds on the trace's own clock, not counted from the "
+                 "window's start.",
     "gaps-as-length": "A gap is a pair (begin, end), not (begin, length).",
-    "empty-gaps": "There are gaps of no length, or such that end before they begin.",
-    "gaps-wrong": "The gaps are not those in which the device does nothing.",
-    "nothing-recorded": "Without a single kernel the device is idle: 0, and one gap as long as the window. {error}",
-    "incomplete-event": "Events without {error} are no work: only those with ph equal to X have a begin and a length.",
-    "trace-changed": "The trace that was handed in is changed afterwards.",
+    "empty-gaps": "Some gaps have no length, or end before they begin.",
+    "gaps-wrong": "The gaps are not the times in which the device does nothing.",
+    "nothing-recorded": "Without a single kernel, the device is idle: return 0, and one gap as long as the window. "
+                        "{error}",
+    "incomplete-event": "Events without {error} are not work: only events with ph equal to X have a start and a "
+                        "length.",
+    "trace-changed": "You changed the trace that you were given.",
 }
 
 
 def balise_5(device_busy):
     """Traces of a few events, each for one mistake; then made-up ones; then none at all."""
-    yield "one stream: the busy part of the window of the steps"
+    yield "one stream: how much of the window of the steps the device is busy"
     _right(device_busy, _trace([(20, 50), (70, 90)], edges=(0, 60, 110, 160), around=(-20, 180), shown=True))
     _right(device_busy, _trace([(1000, 1300), (1400, 1800)], edges=(1000, 1500, 2000)))
     _right(device_busy, _trace([(0, 10), (10.4, 60)], edges=(0, 100)))
-    yield "overlapping streams, an interval inside another"
+    yield "overlapping streams, and an interval inside another one"
     _right(device_busy, _trace([(10, 60)], [(40, 80), (85, 90)], edges=(0, 100)))
     _right(device_busy, _trace([(10, 90), (20, 30), (40, 45)], [(120, 130)], edges=(0, 150)))
-    yield "copies and memory fills count, labels and the processor's work do not"
+    yield "copies and memory fills count; labels and the processor's work don't"
     _right(device_busy, _trace([(10, 20)], copies=[(30, 50)], fills=[(60, 65)], labels=[(0, 100)], edges=(0, 100)))
     _right(device_busy, _trace([(10, 20)], processor=[(15, 70)], edges=(0, 100)))
-    yield "only the window counts; gaps at its begin and its end"
+    yield "only the window counts, including gaps at its start and its end"
     _right(device_busy, _trace([(0, 120), (150, 160), (280, 340)], edges=(100, 200, 300), around=(0, 400), shown=True))
     _right(device_busy, _trace([(0, 20), (130, 150), (320, 340)], edges=(100, 200, 300), around=(0, 400), shown=True))
-    yield "events in any order, also such that lack a time"
+    yield "events in any order, even if some lack a time"
     for seed in range(4):
         _right(device_busy, _random(seed))
     yield "a trace of a loop"
@@ -144,7 +150,7 @@ def _right(device_busy, trace, nothing=False):
         got = device_busy(given)
     except (KeyError, ValueError, ZeroDivisionError, IndexError, TypeError) as error:
         if nothing:
-            raise Wrong("nothing-recorded", error=f"Yours raised {type(error).__name__}: {error}.") from error
+            raise Wrong("nothing-recorded", error=f"Your code raised {type(error).__name__}: {error}.") from error
         if isinstance(error, KeyError) and error.args and error.args[0] in ("ts", "dur", "cat", "args"):
             raise Wrong("incomplete-event", error=error.args[0]) from error
         raise
@@ -221,7 +227,7 @@ def _busy_slug(got, trace, first, last, busy):
 
 def _missing_edge(got, gaps, first, last):
     """("gap-at-edge", which) if the busy part is that of a walk which forgets the gap at an edge."""
-    for edge, mark in (("begin", 0), ("end", 1)):
+    for edge, mark in (("start", 0), ("end", 1)):
         rest = [gap for gap in gaps if gap[mark] != (first, last)[mark]]
         if len(rest) < len(gaps) and rest and close(got, 1 - sum(e - b for b, e in rest) / (last - first), 1e-6):
             return "gap-at-edge", edge
@@ -271,9 +277,9 @@ def _right_gaps(got, gaps, first, last, on_device):
         if same(sorted(got), sorted(gap for gap in gaps if gap[1] != last)):
             slug, edge = "gap-at-edge", "end"
         elif same(sorted(got), sorted(gap for gap in gaps if gap[0] != first)):
-            slug, edge = "gap-at-edge", "begin"
+            slug, edge = "gap-at-edge", "start"
         elif same(sorted(got), sorted(gap for gap in gaps if first not in gap and last not in gap)):
-            slug, edge = "gap-at-edge", "begin and the end"
+            slug, edge = "gap-at-edge", "start and at the end"
         elif same(sorted(got), sorted(on_device)):
             slug = "window-on-device"
         elif same(sorted((b + first, e + first) for b, e in got), sorted(gaps)) or same(

@@ -13,30 +13,36 @@ from dlojz_tp.checking import Wrong, close
 from dlojz_tp.probes.seeded import seeded
 
 HINTS = {
-    "no-mode": "Inside `with WaitFinder() as finder:` the finder is to be a TorchDispatchMode with a list `found`: {error}",
-    "result-lost": "An operator inside gave None: what __torch_dispatch__ returns is the operator's result.",
-    "result-changed": "The results inside are not those outside. Call the operator as it came, once: func(*args, **kwargs).",
-    "arguments-lost": "An operator lost its keyword arguments: {error}. Hand on **kwargs.",
-    "all-operators": "{n} operators were listed and {wanted} of them wait. makes_wait(func, args, kwargs) tells.",
-    "waits-missed": "{wanted} waits happened and {n} were listed. The same line may wait twice: that is two.",
-    "listed-again": "{n} waits were listed and {wanted} happened: list each of them once.",
-    "no-pairs": "The list is made of pairs (operator, line): two texts, in this order.",
-    "not-the-packet": "{got} is one variant of the operator. Its name without the variant: str(func.overloadpacket).",
-    "other-spelling": "{got} is the right operator, spelt in another way than str(func.overloadpacket).",
-    "wrong-operator": "The operators listed are not those that waited.",
-    "line-number": "The second of the pair is the text of the line. In a notebook, a number says little.",
-    "more-than-line": "The second of the pair is the text of the line alone, without spaces around it, file or number.",
-    "torch-by-name": "A file of yours is taken for one of PyTorch's: here it lies below a folder called torch_course. PyTorch's "
-    "files are those in torch.__path__[0].",
-    "own-line": "This is not the line that waits, but another text: the line in which your finder looks at the stack, one that is empty, or something "
-    "else of a frame than its `line`. Leave the finder's own frames out.",
-    "torch-line": "The wait happened inside a function of PyTorch, and the line listed is PyTorch's. Go outwards to the line that "
-    "called it.",
-    "outer-line": "The line listed called the line that is to blame. The innermost frame is the last one of extract_stack().",
+    "no-mode": "Inside `with WaitFinder() as finder:`, the finder must be a TorchDispatchMode with a list `found`: "
+               "{error}",
+    "result-lost": "An operator inside returned None: whatever __torch_dispatch__ returns is the operator's result.",
+    "result-changed": "The results inside differ from those outside. Call the operator unchanged, once: "
+                      "func(*args, **kwargs).",
+    "arguments-lost": "An operator lost its keyword arguments: {error}. Pass on **kwargs.",
+    "all-operators": "You listed {n} operators, but only {wanted} of them wait. makes_wait(func, args, kwargs) "
+                     "tells you which ones.",
+    "waits-missed": "There were {wanted} waits and you listed {n}. The same line may wait twice: that makes two.",
+    "listed-again": "You listed {n} waits, but there were {wanted}. List each of them once.",
+    "no-pairs": "The list consists of pairs (operator, line): two strings, in this order.",
+    "not-the-packet": "{got} is one variant of the operator. To get its name without the variant, use "
+                      "str(func.overloadpacket).",
+    "other-spelling": "{got} is the right operator, but it isn't spelt as str(func.overloadpacket).",
+    "wrong-operator": "The operators that you listed are not those that waited.",
+    "line-number": "The second entry of the pair is the text of the line. In a notebook, a line number says little.",
+    "more-than-line": "The second entry of the pair is the text of the line alone, without spaces around it, file "
+                      "name or number.",
+    "torch-by-name": "You take one of your own files for PyTorch's: it is in a folder called torch_course. "
+                     "PyTorch's files are those in torch.__path__[0].",
+    "own-line": "This is not the line that waits. It is the line in which your finder looks at the stack, an empty "
+                "one, or something of a frame other than its `line`. Leave out the finder's own frames.",
+    "torch-line": "The wait happened inside a function of PyTorch, and you listed PyTorch's line. Go outwards to "
+                  "the line that called it.",
+    "outer-line": "You listed a line that called the line to blame. The innermost frame is the last one of "
+                  "extract_stack().",
     "wrong-line-of-source": "This is not the line that waited.",
-    "no-line-at-all": "In a thread of PyTorch's own, as the backward pass of a GPU runs in, no line of the stack is yours: {error}. "
-    "The line is an empty text then.",
-    "finds-shared": "A second finder begins with what the first one found. Make the list in __init__, on self.",
+    "no-line-at-all": "In one of PyTorch's own threads, such as the one of a GPU's backward pass, no line of the "
+                      "stack is yours: {error}. List an empty string as the line.",
+    "finds-shared": "A second finder starts with what the first one found. Create the list in __init__, on self.",
 }
 
 PAGE = '''
@@ -91,7 +97,7 @@ def balise_3(WaitFinder):  # noqa: N803  (the answer is a class)
     """Waits of several kinds, none at all, in functions, in PyTorch, in the backward pass; a second finder."""
     page = _page()
     x = torch.arange(-3.0, 3.0).reshape(2, 3)[:, [0, 1, 2]]
-    yield "inside, everything computes as outside"
+    yield "inside, everything is computed as outside"
     got, _ = _found(WaitFinder, page["none"], x)
     if got is None:
         raise Wrong("result-lost")
@@ -106,7 +112,7 @@ def balise_3(WaitFinder):  # noqa: N803  (the answer is a class)
         got, _ = _found(WaitFinder, page["state"], x)
     if not close(got, expected):
         raise Wrong("result-changed", expected=expected, got=got)
-    yield "the operators that wait are listed in their order, no others"
+    yield "the operators that wait are listed in order, and no others"
     _, found = _found(WaitFinder, page["four"], x.abs())
     wanted = [
         (ITEM, "if y > 0:"),
@@ -130,20 +136,20 @@ def balise_3(WaitFinder):  # noqa: N803  (the answer is a class)
         if _lists_the_outermost(lambda: _found(WaitFinder, page["four"], x.abs())[1]):
             raise Wrong("outer-line", expected=wanted[0][1], got=found[0][1] or "a line without text") from None
         raise
-    yield "the innermost line, also in a function of a function, and in the backward pass"
+    yield "the innermost line, even in a function called by a function, and in the backward pass"
     _right_lines(_found(WaitFinder, page["outer"], x)[1], [(ITEM, "return x.max().item()")], "outer-line")
     _right_lines(_found(WaitFinder, page["backward"], x)[1], [(ITEM, "if gradient.isnan().any():")], "torch-line")
-    yield "where PyTorch waits inside, the line that called it"
+    yield "where PyTorch itself waits: the line that called it"
     wanted = [(ITEM, "return torch.nn.utils.clip_grad_norm_([p], 1.0, error_if_nonfinite=True)")]
     _right_lines(_found(WaitFinder, page["library"], x)[1], wanted, "torch-line")
-    yield "in a thread of PyTorch, no line"
+    yield "in a thread of PyTorch: no line"
     _in_a_thread(WaitFinder, x)
-    yield "a second finder begins empty"
+    yield "a second finder starts empty"
     first, second = WaitFinder(), WaitFinder()
     with first:
         page["inner"](x)
     if not hasattr(second, "found"):
-        raise Wrong("no-mode", error="before it is entered it has no `found`")
+        raise Wrong("no-mode", error="before you enter it, it has no `found`")
     if len(first.found) != 1 or len(second.found) != 0:
         raise Wrong("finds-shared", expected="1 and 0 waits", got=f"{len(first.found)} and {len(second.found)}")
 
@@ -219,11 +225,12 @@ def run():
         error = names["error"][0]
         if type(error).__name__ == "BaliseNotDone":
             raise error
-        raise Wrong("no-line-at-all", error=f"yours raised {type(error).__name__}: {error}") from error
+        raise Wrong("no-line-at-all", error=f"your code raised {type(error).__name__}: {error}") from error
     found = list(names["finder"].found)
     if not found:
         raise Wrong(
-            "no-line-at-all", error="yours listed nothing, and the wait is one all the same", expected=f"({ITEM}, '')"
+            "no-line-at-all", error="your finder listed nothing, but it is a wait all the same",
+            expected=f"({ITEM}, '')"
         )
     _right_operators(found, [(ITEM, "")])
     if found[0][1]:

@@ -16,37 +16,43 @@ from dlojz_tp.checking import Wrong, close
 from dlojz_tp.probes.networks import batches, network, plain_steps
 
 HINTS = {
-    "no-trace": "There is no trace in the folder that was handed in. Is export_chrome_trace called, by on_trace_ready, with a "
-    "path in that folder?",
-    "step-not-called": "Nothing was recorded: the profiler was never told that a step had ended. Call its step() at the end of "
-    "each.",
-    "no-warmup": "The profiler has no step to warm up: what it does at its own start would be in the first recorded step.",
-    "trace-name": "The trace is to be one file right in the folder, with a name that ends in .json: so the cells below find it.",
-    "trace-elsewhere": "A trace went to {place}. It belongs into the folder that was handed in, and nowhere else.",
+    "no-trace": "There is no trace in the given folder. Does on_trace_ready call export_chrome_trace with a path "
+                "in that folder?",
+    "step-not-called": "Nothing was recorded, because you never told the profiler that a step had ended. Call its "
+                       "step() at the end of each step.",
+    "no-warmup": "The profiler has no warm-up step, so the first recorded step would include what it does at its "
+                 "own start.",
+    "trace-name": "Put the trace directly in the folder, as one file with a name that ends in .json: the cells "
+                  "below look for that.",
+    "trace-elsewhere": "You wrote a trace to {place}. It belongs in the given folder, and nowhere else.",
     "not-json": "The file in the folder cannot be read as a trace: {error}.",
-    "not-private": "Others can look into the folder: its mode is {mode}. A trace shows paths and names: make it with mode 0o700.",
-    "steps-unmarked": "The trace knows no steps: without a schedule the profiler records all, and marks nothing.",
-    "too-many-steps": "{n} steps were recorded, {wanted} were asked for: the rest of a long loader must not be recorded.",
-    "too-few-steps": "{n} steps were recorded, {wanted} were asked for. Is step() called once a step, and `active` used?",
-    "warmup-recorded": "The record begins with step {first}, counted from 0. The first waits, the second warms up, so it "
-    "begins with step 2. (And step() comes at the end of a step, not at its begin.)",
-    "recorded-late": "The record begins with step {first}, counted from 0. After one step that waits and one that warms up, it "
-    "begins with step 2.",
-    "recorded-again": "The cycle of waiting, warming up and recording began again, and later steps ({first} to {last}) took the "
-    "place of the first ones. Say how often it repeats.",
+    "not-private": "Other users can look into the folder: its mode is {mode}. A trace shows paths and names. "
+                   "Create the folder with mode 0o700.",
+    "steps-unmarked": "The trace has no steps: without a schedule, the profiler records everything and marks no steps.",
+    "too-many-steps": "You recorded {n} steps instead of {wanted}. The rest of a long loader must not be recorded.",
+    "too-few-steps": "You recorded {n} steps instead of {wanted}. Do you call step() once per step, and use `active`?",
+    "warmup-recorded": "The recording starts with step {first}, counted from 0. The first step waits and the "
+                       "second warms up, so it should start with step 2. (And step() is called at the end of a "
+                       "step, not at its start.)",
+    "recorded-late": "The recording starts with step {first}, counted from 0. After one step that waits and one "
+                     "that warms up, it should start with step 2.",
+    "recorded-again": "The cycle of waiting, warming up and recording started again, and later steps ({first} to "
+                      "{last}) replaced the first ones. Set how often it repeats.",
     "label-missing": "The label {name!r} is in {n} of {wanted} steps.",
-    "label-misplaced": "The label {name!r} does not cover {what}. What stands in the `with` block is what it measures.",
-    "label-too-wide": "The label {name!r} also covers {what}, so its time is not that of one part.",
-    "step-inside": "The profiler's step() stands in the middle of a step: the update of one step is recorded in the next. Call it at the "
-    "end of each.",
-    "step-in-label": "The profiler's step() is called inside the label {name!r}: the label ends in the next step. Call it after the last "
-    "label of a step.",
-    "folder-there": "The folder was there already, and your code failed on it. It may be there or not: exist_ok=True.",
-    "forward-again": "`forward` was called {n} times for {wanted} batches: once a batch is enough.",
-    "batch-not-trained": "{n} of {wanted} batches were trained on. Only recording ends, the loop goes on.",
-    "weights-still": "The weights did not change. Is step() called, after backward() and before the gradients are cleared?",
-    "gradients-add-up": "The weights are those of a loop that never clears its gradients: they add up from step to step.",
-    "weights-differ": "After the loop the weights are not those of a plain loop over the same batches.",
+    "label-misplaced": "The label {name!r} doesn't cover {what}. It measures what is inside its `with` block.",
+    "label-too-wide": "The label {name!r} also covers {what}, so its time is not that of a single part.",
+    "step-inside": "You call the profiler's step() in the middle of a step, so the update of one step is recorded "
+                   "in the next. Call it at the end of each step.",
+    "step-in-label": "You call the profiler's step() inside the label {name!r}, so the label ends in the next "
+                     "step. Call it after the last label of a step.",
+    "folder-there": "Your code fails when the folder already exists. It may or may not exist: exist_ok=True.",
+    "forward-again": "You called `forward` {n} times for {wanted} batches. Once per batch is enough.",
+    "batch-not-trained": "You trained on {n} of {wanted} batches. Only the recording ends; the loop goes on.",
+    "weights-still": "The weights did not change. Do you call the optimizer's step() after backward() and before "
+                     "you clear the gradients?",
+    "gradients-add-up": "The weights are those of a loop that never clears its gradients: they add up from one "
+                        "step to the next.",
+    "weights-differ": "After the loop, the weights differ from those of a plain loop over the same batches.",
     "profiler-not-returned": "Return the profiler: its key_averages() are needed next.",
 }
 
@@ -64,23 +70,23 @@ def balise_1(profiled_loop):
     """A long loader, one that just suffices, a second call, another number of steps."""
     data = batches(*[4] * 10)
     with _somewhere() as place:
-        yield "one trace in the folder that was handed in, closed to others"
+        yield "one trace in the given folder, which others cannot open"
         run = _Run(profiled_loop, data, place / "profile", active=3)
         mode = stat.S_IMODE((place / "profile").stat().st_mode)
         if mode & 0o077:
             raise Wrong("not-private", mode=oct(mode), expected="0o700", got=oct(mode))
-        yield "the steps 2, 3 and 4 are recorded, no others"
+        yield "steps 2, 3 and 4 are recorded, and no others"
         if run.calls > len(data):
             raise Wrong("forward-again", n=run.calls, wanted=len(data))
         run.right_steps(3)
-        yield "each of them has its four labels, around the right lines"
+        yield "each of them has its four labels around the right lines"
         run.right_labels(3)
         yield "the loop trains on every batch as a plain loop does"
         _trained(run, data)
         yield "it returns the profiler"
         if not all(callable(getattr(run.returned, name, None)) for name in ("key_averages", "step")):
             raise Wrong("profiler-not-returned", got=run.returned)
-        yield "another number of steps, a folder that is there already"
+        yield "another number of steps, and a folder that already exists"
         nested = place / "below" / "second"
         nested.mkdir(parents=True, mode=0o700)
         for _ in range(2):

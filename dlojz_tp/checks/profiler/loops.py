@@ -15,46 +15,50 @@ from dlojz_tp.probes.networks import batches, network
 from dlojz_tp.probes.operations import Operations, in_words, syncs
 
 HINTS = {
-    "no-diagnosis": 'diagnosis() returns {{"A": …, "B": …, "C": …}}, each one of AILMENTS.',
-    "misdiagnosed": "Not {name!r} for {loop}. Its symptoms: {symptoms}.",
-    "still-tiny": "{few} operators for {n} images of 3 channels, {many} for {m} of {channels}: the number still depends on the number of images or channels.",
-    "wrong-axes": "The contrast is changed about another mean: each channel of each image has its own.",
-    "contrast-broadcast": "The factors meet the wrong dimension: contrast[i] belongs to image i. What has shape (b,) lines up with "
-    "the last dimension.",
-    "mean-lost-dimensions": "The means have shape (b, c) and meet the wrong dimensions: keepdim=True keeps those averaged over, with "
-    "size 1.",
+    "no-diagnosis": 'diagnosis() must return {{"A": …, "B": …, "C": …}}, with one of AILMENTS for each.',
+    "misdiagnosed": "{name!r} is not the ailment of {loop}. Its symptoms: {symptoms}.",
+    "still-tiny": "{few} operators for {n} images of 3 channels, but {many} for {m} images of {channels}: the "
+                  "number still depends on the number of images or channels.",
+    "wrong-axes": "You change the contrast around another mean. Each channel of each image has its own.",
+    "contrast-broadcast": "The factors are applied along the wrong dimension: contrast[i] belongs to image i, but "
+                          "a tensor of shape (b,) is aligned with the last dimension.",
+    "mean-lost-dimensions": "The means have shape (b, c) and are applied along the wrong dimensions. keepdim=True "
+                            "keeps the averaged dimensions, with size 1.",
     "not-limited": "The limit of ±3 is missing.",
-    "contrast-wrong": "The result of mended_a is not that of slow_a.",
-    "images-changed": "mended_a changed the images that it was given.",
-    "other-dtype": "The result has dtype {got}, the images have {expected}.",
-    "loop-off-device": "Where model and batches are on a GPU, a tensor in {loop} is not: {error}",
+    "contrast-wrong": "The result of mended_a differs from that of slow_a.",
+    "images-changed": "mended_a changed the images that it was given. Leave them as they are.",
+    "other-dtype": "The result has dtype {got}, but the images have {expected}.",
+    "loop-off-device": "When model and batches are on a GPU, a tensor in {loop} is not: {error}",
     "off-device": "mended_a leaves the device, or waits for it: {error}",
-    "still-recorded": "mended_b still records what a backward pass would need ({n} tensors saved for a network of {layers} layers). "
-    "detach() comes too late: recording has to be off while the network computes.",
-    "graph-still-kept": "What mended_b returns, or keeps, still hangs on a graph that holds {n} tensors.",
+    "still-recorded": "mended_b still records what a backward pass would need ({n} tensors saved for a network of "
+                      "{layers} layers). detach() comes too late: recording must be off while the network computes.",
+    "graph-still-kept": "What mended_b returns or keeps is still attached to a graph that holds {n} tensors.",
     "trains-in-validation": "In mended_b the model is not in eval mode.",
-    "recording-left-off": "After mended_b gradients are no longer recorded: the next training step would learn nothing.",
-    "traded-for-waits": "{loop} reads {n} values for {batches} batches: a new ailment for the old one. Add up tensors.",
-    "mean-over-images": "This is the mean over all images. slow_b gives the mean over the batches, each counts the same.",
-    "mean-wrong": "mended_b does not give the mean of the losses.",
+    "recording-left-off": "After mended_b, gradients are no longer recorded, so the next training step would learn "
+                          "nothing.",
+    "traded-for-waits": "{loop} reads {n} values for {batches} batches. That is a new ailment instead of the old "
+                        "one. Add up tensors.",
+    "mean-over-images": "This is the mean over all images. slow_b takes the mean over the batches, in which each "
+                        "batch counts the same.",
+    "mean-wrong": "mended_b doesn't return the mean of the losses.",
     "not-a-tensor": "{loop} returned {kind}; the slow loop returned a tensor of shape {shape}.",
     "still-debugging": "Anomaly detection is on inside mended_c{when}.",
-    "switch-flipped": "After mended_c anomaly detection is not set as it was before the call: whether it is on, and its check_nan. "
-    "`with torch.autograd.set_detect_anomaly(False):` puts both back.",
-    "mode-in-training": "mended_c switches the model to eval mode. It trains: leave the mode alone.",
-    "losses-wrong": "mended_c does not give the losses of slow_c.",
-    "weights-not-trained": "After mended_c the weights are not those after slow_c.",
-    "losses-with-graph": "The losses that mended_c returns carry their graphs.",
+    "switch-flipped": "After mended_c, anomaly detection is not set as before the call: whether it is on, and its "
+                      "check_nan. `with torch.autograd.set_detect_anomaly(False):` restores both.",
+    "mode-in-training": "mended_c switches the model to eval mode. It trains, so leave the mode alone.",
+    "losses-wrong": "mended_c doesn't return the losses of slow_c.",
+    "weights-not-trained": "After mended_c, the weights differ from those after slow_c.",
+    "losses-with-graph": "The losses that mended_c returns still carry their graphs. Detach them.",
     "passes-again": "{loop} calls the network {n} times for {batches} batches.",
 }
 NAMES = ("values are read", "many tiny operators", "a graph is kept", "debugging is on", "work is done twice",
          "made on the processor, then moved")  # fmt: skip
 AILMENTS = {"A": "many tiny operators", "B": "a graph is kept", "C": "debugging is on"}
 SYMPTOMS = {
-    "A": "four times the images, four times the operators; no value is read, nothing stays allocated",
-    "B": "what stays allocated grows with the number of batches, and no backward pass will ever use it",
-    "C": "nothing stays allocated; after each function of the backward pass somebody compares its result with itself (isnan, ne, "
-    "any) and reads one value: the loop itself reads none",
+    "A": "with four times the images, four times the operators; no value is read, nothing stays allocated",
+    "B": "the memory that stays allocated grows with the number of batches, and no backward pass will ever use it",
+    "C": "nothing stays allocated; after each function of the backward pass, something compares its result with "
+         "itself (isnan, ne, any) and reads one value; the loop itself reads none",
 }
 
 
@@ -72,17 +76,17 @@ def balise_6(diagnosis, mended_a, mended_b, mended_c):
     for loop, name in AILMENTS.items():
         if found[loop] != name:
             raise Wrong("misdiagnosed", loop=loop, name=found[loop], symptoms=SYMPTOMS[loop])
-    yield "A: the same images as slow_a gives"
+    yield "A: the same images as slow_a"
     _same_contrast(mended_a)
     yield "A: a fixed number of operators, on the device of the images"
     _few_operators(mended_a)
-    yield "B: the mean loss, the model in eval mode"
+    yield "B: the mean loss, with the model in eval mode"
     _validation(mended_b)
-    yield "B: autograd records nothing; no value is read"
+    yield "B: autograd records nothing, and no value is read"
     _nothing_kept(mended_b)
     yield "C: the losses and weights of a plain loop"
     _training(mended_c)
-    yield "C: no debugging, also if it was on before"
+    yield "C: no debugging, even if it was on before"
     _no_debugging(mended_c)
 
 
@@ -307,7 +311,7 @@ def _no_debugging(mended_c):
     finally:
         torch.autograd.set_detect_anomaly(False)
     if any(model.debugging):
-        raise Wrong("still-debugging", when=", if somebody switched it on before the call: slow_c did")
+        raise Wrong("still-debugging", when=" if it was on before the call, and slow_c leaves it on")
     if after != (True, False):
         got = f"{'on' if after[0] else 'off'}, with check_nan={after[1]}"
         raise Wrong("switch-flipped", expected="on, with check_nan=False", got=got)

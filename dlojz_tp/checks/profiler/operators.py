@@ -11,40 +11,44 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from dlojz_tp.checking import Wrong, close
 
 HINTS = {
-    "not-triples": "Return a list of (name, calls, share): a text and two numbers each.",
-    "wrong-number": "{n} operators came back, {wanted} were expected.",
-    "total-time": "This is the order of the total times: there, what an operator calls counts again. Use the self times.",
-    "mean-time": "This is the order of the means over calls. What is called a thousand times counts a thousand times.",
-    "most-calls": "This is the order of the calls, not of the time.",
-    "cheapest-first": "The cheapest come first. Sort the other way round.",
-    "labels-counted": "{name!r} is a label, not an operator. Leave out what has is_user_annotation.",
-    "kernels-counted": "{name!r} is a kernel: its time is counted twice, there and in the operator that launched it. Leave out "
-    "rows whose device_type is not the CPU's.",
-    "operator-left-out": "{name!r} is an operator too, whatever its name: only labels and kernels are left out.",
-    "rows-as-they-came": "These are the first of the list as it came: sort by the time, the largest first. sorted() returns a new list.",
-    "other-device": "These are the times of the other device: `device` says whose time counts.",
+    "not-triples": "Return a list of (name, calls, share): a string and two numbers each.",
+    "wrong-number": "You returned {n} operators instead of {wanted}.",
+    "total-time": "This is the order of the total times, which count the operators that an operator calls once "
+                  "more. Use the self times.",
+    "mean-time": "This is the order of the means per call. An operator that is called a thousand times counts a "
+                 "thousand times.",
+    "most-calls": "This is the order of the number of calls, not of the time.",
+    "cheapest-first": "The cheapest operators come first. Sort the other way round.",
+    "labels-counted": "{name!r} is a label, not an operator. Leave out the rows with is_user_annotation.",
+    "kernels-counted": "{name!r} is a kernel. Its time is counted twice: there and in the operator that launched "
+                       "it. Leave out the rows whose device_type is not the CPU's.",
+    "operator-left-out": "{name!r} is an operator, too, whatever its name. Leave out only labels and kernels.",
+    "rows-as-they-came": "These are the first rows of the list in its given order. Sort by the time, the largest "
+                         "first. sorted() returns a new list.",
+    "other-device": "These are the times of the other device. `device` says whose time counts.",
     "wrong-operators": "These are not the operators with the largest self times.",
-    "wrong-calls": "The number of calls of {name!r} is wrong: row.count.",
-    "share-of-top": "The shares are parts of the time of those k. They are meant as parts of the time of all operators.",
-    "share-of-everything": "In the sum, labels or kernels count too. A share is a part of the time of all operators.",
-    "share-of-total": "The shares are parts of the sum of total times, in which the time of an inner operator counts more than "
-    "once.",
-    "share-percent": "The shares are between 0 and 1, no percentages.",
+    "wrong-calls": "The number of calls of {name!r} is wrong. It is row.count.",
+    "share-of-top": "The shares are fractions of the time of these k operators. They should be fractions of the "
+                    "time of all operators.",
+    "share-of-everything": "Your sum includes labels or kernels. A share is a fraction of the time of all operators.",
+    "share-of-total": "The shares are fractions of the sum of the total times, in which the time of an inner "
+                      "operator counts more than once.",
+    "share-percent": "The shares are numbers between 0 and 1, not percentages.",
     "share-is-time": "The third entry is a time. Divide it by the time of all operators.",
     "wrong-share": "The share of {name!r} is wrong.",
-    "averages-changed": "The list that was handed in is changed afterwards. Sort a new one.",
+    "averages-changed": "You changed the list that you were given. Sort into a new one.",
 }
 
 
 def balise_2(top_operators):
     """Averages that are made up, for a processor and for a GPU; few rows; a real profile."""
-    yield "the order of the self times, on the processor"
+    yield "the order of the self times on the processor"
     rows = _made(seed=1)
     _right(top_operators, rows, 4, "cpu")
-    yield "labels and kernels are left out; the device's time where that is asked for"
+    yield "labels and kernels are left out; the device's times where they are asked for"
     _right(top_operators, _made(seed=2, gpu=True), 6, "cuda")
     _right(top_operators, _made(seed=3, gpu=True), 5, "cpu")
-    yield "more asked for than there are; one only"
+    yield "more operators asked for than there are; only one asked for"
     _right(top_operators, _made(seed=4), 500, "cpu")
     _right(top_operators, _made(seed=5), 1, "cpu")
     yield "a real profile"

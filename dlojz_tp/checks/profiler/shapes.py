@@ -15,42 +15,48 @@ from dlojz_tp.probes.gpus import on_one_gpu, watched
 from dlojz_tp.probes.seeded import seeded
 
 HINTS = {
-    "never-ran": "The model was not called: memory is only reserved for what really runs.",
-    "not-longest": "The model was called with a batch of length {length}; the longest of all is {longest}.",
-    "every-length": "The model was called {n} times. One batch, the longest, is enough.",
-    "part-of-batch": "Only {n} of the batch's 4 rows went through the model: a whole batch needs more.",
-    "not-recorded": "The forward pass ran without recording: then activations are freed at once, and too little is reserved.",
-    "no-backward": "There was no backward pass: gradients, and what it needs on its way, are not reserved.",
-    "backward-in-part": "The backward pass ended before it reached the first layer: what it needs further on is not reserved.",
-    "batch-kept": "The batch, or the graph of its pass, is still held. It is memory that no step can have.",
-    "other-mode": "The model ran in eval mode. The steps that follow run in the mode in which the model came: nothing else needs "
-    "the same memory.",
-    "left-in-mode": "The model came in one mode and leaves in another.",
-    "parameters-changed": "The parameters are not what they were. No optimizer's step is needed: it would learn from a made-up "
-    "batch.",
-    "gradients-left": "Gradients are left ({what}). The first step would add to them, and they hold memory: zero_grad with "
-    "set_to_none=True.",
-    "statistics-changed": "The buffer {name} is not what it was: batch norms learn in every forward pass in training mode.",
-    "not-in-state-dict": "The buffer {name} is not what it was. It is one with persistent=False: state_dict() leaves it out, buffers() "
-    "does not.",
-    "buffers-replaced": "The buffer {name} has the right values, but it is another tensor now: what knows the old one goes on "
-    "with that. Copy the values back into it.",
-    "random-changed": "PyTorch's random numbers go on from another place: the training is not the one without reserve.",
-    "cache-emptied": "torch.cuda.empty_cache() gives back what was just reserved.",
-    "goes-on-differently": "The next step differs from that of a model without reserve: {what}. Is a setting of the model changed?",
+    "never-ran": "You didn't call the model. Memory is reserved only for what really runs.",
+    "not-longest": "You called the model with a batch of length {length}, but the longest length is {longest}.",
+    "every-length": "You called the model {n} times. One batch, the longest, is enough.",
+    "part-of-batch": "Only {n} of the batch's 4 rows went through the model. A full batch needs more memory.",
+    "not-recorded": "The forward pass ran without recording. Activations are then freed at once, and too little is "
+                    "reserved.",
+    "no-backward": "There was no backward pass, so nothing is reserved for the gradients and the memory that it "
+                   "needs on the way.",
+    "backward-in-part": "The backward pass ended before it reached the first layer, so nothing is reserved for the "
+                        "rest of it.",
+    "batch-kept": "The batch, or the graph of its pass, is still held. No step can use that memory.",
+    "other-mode": "You ran the model in eval mode. The following steps run in the mode in which the model arrived, "
+                  "and only that mode needs the same memory.",
+    "left-in-mode": "The model arrived in one mode and is now in the other.",
+    "parameters-changed": "The parameters have changed. Don't make an optimizer step: it would learn from a "
+                          "made-up batch.",
+    "gradients-left": "Gradients are left ({what}). The first step would add to them, and they take memory. Use "
+                      "zero_grad with set_to_none=True.",
+    "statistics-changed": "The buffer {name} has changed: batch norms update their statistics in every forward "
+                          "pass in training mode.",
+    "not-in-state-dict": "The buffer {name} has changed. It is registered with persistent=False: state_dict() "
+                         "leaves it out, buffers() doesn't.",
+    "buffers-replaced": "The buffer {name} has the right values but is now another tensor: anything that knows the "
+                        "old one keeps using that. Copy the values back into it.",
+    "random-changed": "You leave PyTorch's random number generator in another state, so the training is not the "
+                      "same as without reserve.",
+    "cache-emptied": "torch.cuda.empty_cache() gives back the memory that you have just reserved.",
+    "goes-on-differently": "The next step differs from that of a model without reserve: {what}. Did you change a "
+                           "setting of the model?",
     "not-loss": "The loss is not the mean cross-entropy of the batch.",
-    "search-each-step": "The search is paid for each step here. It is paid once for each new shape.",
-    "search-once": "The search is paid once here. It is paid for each new shape: count the different ones.",
-    "search-forgotten": "The search is not paid at all here.",
-    "search-when-changed": "The search is paid whenever the shape changes here. A shape seen before is remembered.",
-    "search-by-length": "Two shapes that differ in the number of images only are different shapes too.",
-    "search-by-elements": "Two shapes with the same number of elements are different shapes.",
-    "no-losses": "Here the autotuner costs more than it saves: then the result is negative.",
-    "one-step-only": "The gain is that of one step. It comes back in each step of the run.",
-    "sign": "The sign is wrong: positive where the autotuner saves.",
-    "no-number": "autotuner_saves returns a number of seconds.",
-    "every-batch-made": "Batches of {n} lengths were made. The lengths are known: make one batch, of the longest.",
-    "saves-wrong": "The seconds saved are wrong: what all steps gain, less what all searches cost.",
+    "search-each-step": "You pay for the search in each step. It is paid once for each new shape.",
+    "search-once": "You pay for the search only once. It is paid for each new shape: count the different ones.",
+    "search-forgotten": "You don't pay for the search at all.",
+    "search-when-changed": "You pay for the search whenever the shape changes. A shape seen before is remembered.",
+    "search-by-length": "Two shapes that differ only in the number of images are different shapes, too.",
+    "search-by-elements": "You treat two shapes with the same number of elements as one. They are different shapes.",
+    "no-losses": "Here the autotuner costs more than it saves, so the result is negative.",
+    "one-step-only": "You count the gain of one step. Each step of the run brings it.",
+    "sign": "The sign is wrong: the result is positive when the autotuner saves time.",
+    "no-number": "autotuner_saves must return a number of seconds.",
+    "every-batch-made": "You made batches of {n} lengths. The lengths are known: make one batch, with the longest.",
+    "saves-wrong": "The seconds saved are wrong: take the gain of all steps, minus the cost of all searches.",
 }
 
 
@@ -79,18 +85,18 @@ def balise_8(reserve, autotuner_saves):
     gc.collect()
     if any(one() is not None for one in model.held):
         raise Wrong("batch-kept")
-    yield "the same in eval mode, which the model leaves in too; another list of lengths"
+    yield "the same for a model in eval mode, which stays in it, and with another list of lengths"
     other, _ = _ran(reserve, (3, 26, 8), training=False)
     if other.training or not other.seen or other.seen[0][2]:
         raise Wrong("left-in-mode", got="training" if other.training else "eval")
     if other.seen[0][0] != 26:
         raise Wrong("not-longest", length=other.seen[0][0], longest=26)
-    yield "parameters, gradients, buffers, mode and random numbers are as before"
+    yield "parameters, gradients, buffers, mode and the random generator are as before"
     _as_before(reserve, lengths)
     error, put_back = on_one_gpu(_on_gpu, reserve, count=1) or ("failed", False)
     if not error and not put_back:
         raise Wrong("random-changed", expected="the GPU's generator as it was", got="further on")
-    yield "what the autotuner saves: all steps, less the search for each new shape"
+    yield "what the autotuner saves: the gain of all steps, minus the search for each new shape"
     for where, shapes in _epochs().items():
         for search, usual, best in ((1.7, 0.1, 0.08), (0.5, 0.3, 0.29), (4.0, 0.05, 0.05)):
             _saves(autotuner_saves, shapes, search, usual, best, where)

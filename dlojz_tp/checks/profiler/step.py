@@ -12,49 +12,56 @@ from dlojz_tp.probes.networks import batches, network
 from dlojz_tp.probes.operations import Operations, in_words, syncs
 
 HINTS = {
-    "not-three-results": "Return three tensors: loss, right answers, length of the gradients.",
-    "numbers-returned": "{what} came back as {kind}: making a Python number of it was a wait. Return the tensor.",
-    "graph-returned": "The loss still carries its graph, and with it all activations. Return it detached.",
-    "reads-a-value": "A value is read in the step ({error}): the processor waits there.",
-    "mask-as-index": "A mask as index: how many elements come out only the device knows, so the processor waits. Let those "
-    "images take part, and count for nothing.",
-    "unknown-in-loss": "Images with label -1 have no part in the loss: {error}",
-    "unknown-as-class": "Images with label -1 count as images of class 0 here. They do not count at all: ignore_index=-1.",
-    "mean-over-all": "The loss is divided by all images. It is the mean over those that have a label.",
-    "batch-changed": "The batch that was handed in came out changed: on a CPU, .to gives the caller's own tensor. Make a new one.",
-    "loss-wrong": "The loss is not that of hesitant_step.",
+    "not-three-results": "Return three tensors: the loss, the number of right answers and the length of the gradients.",
+    "numbers-returned": "{what} is a {kind}: turning it into a Python number made the processor wait. Return the "
+                        "tensor.",
+    "graph-returned": "The loss still carries its graph, and with it all the activations. Return it detached.",
+    "reads-a-value": "You read a value in the step ({error}), and the processor waits there.",
+    "mask-as-index": "You index with a mask. Only the device knows how many elements it selects, so the processor "
+                     "waits. Let these images go through, but count for nothing.",
+    "unknown-in-loss": "Images with label -1 must not enter the loss: {error}",
+    "unknown-as-class": "You count images with label -1 as images of class 0. They must not count at all: "
+                        "ignore_index=-1.",
+    "mean-over-all": "You divide the loss by the number of all images. It is the mean over those that have a label.",
+    "batch-changed": "You changed the batch that you were given: on a CPU, .to returns the caller's own tensor. "
+                     "Make a new one.",
+    "loss-wrong": "The loss differs from that of hesitant_step.",
     "shift-missing": "This is the loss without the shift.",
-    "shift-wrong": "The loss is near, and another one. The shift is 0.4 × a number of torch.rand - 0.2, one for each image; the mean is one over the images that have a label.",
-    "count-wrong": "The number of right answers is {got:g}, and it should be {expected:g}.",
-    "count-unknown": "Images with label -1 count as right here, or those that have a label are left out.",
-    "norm-after": "This is the length of the gradients after they were shortened. It is meant before.",
-    "norm-wrong": "The length of all gradients together is wrong: the root of the sum of all squares.",
-    "gradients-not-cleared": "The length is right in the first step and not in the next: gradients add up until they are cleared.",
-    "gradients-gone": "The length is 0: the gradients are looked at before backward() has made them, or after they were cleared.",
-    "never-shortened": "Long gradients are not shortened before the update.",
-    "always-shortened": "Short gradients are made longer: only those longer than MAX_NORM change.",
-    "each-shortened": "Gradients are shortened one by one, or number by number. All together have a length, and keep their "
-    "direction.",
-    "other-limit": "Long gradients are shortened to a length of {length:.2f} here, not to MAX_NORM.",
-    "no-update": "The weights did not change. Is optimizer.step() called, after backward()?",
-    "weights-wrong": "After the steps the weights are not those of hesitant_step.",
-    "made-on-processor": "{n} copies to the device in a step. Two are enough, images and labels: what is drawn in the step is "
-    "made on the device.",
-    "pinned-in-step": "pin_memory() in the step copies on the processor while everything waits. The loader pins the batch ahead, "
-    "and what is drawn is made on the device.",
-    "number-copied": "A tensor made of a Python number on the device (torch.tensor(…, device=device)) is a copy, which waits. "
-    "torch.full makes it there; mostly the number itself will do.",
-    "copy-blocks": "A copy waits until it is done: {blocking} of {n} block. non_blocking=True.",
-    "no-longer-pinned": "On a GPU, a copy waits in spite of non_blocking=True{line}: what it copies is not the loader's pinned "
-    "memory any more. Copy first, and compute on the device.",
-    "streams-unordered": "On a GPU, two streams work on the same memory and neither waits for the other ({error}): the network may "
-    "read what is not there yet. current_stream().wait_stream(the other) makes the order, and the CPU does not wait.",
-    "results-elsewhere": "A result is on {got}. They stay on the device: a copy that does not block is still under way when the step "
-    "returns, and one that blocks waits.",
-    "batch-not-moved": "Images and labels were not both moved to `device`: {error}",
-    "own-device": "The step names a device of its own, or makes a tensor on another one than `device`: {error}",
-    "mode-switched": "The step switched the model to eval mode. A training step leaves the mode alone.",
-    "network-twice": "The network was called {n} times in a step. Once is enough.",
+    "shift-wrong": "The loss is close, but not the same. The shift is 0.4 × a number of torch.rand - 0.2, one for "
+                   "each image; the loss is the mean over the images that have a label.",
+    "count-wrong": "The number of right answers is {got:g} instead of {expected:g}.",
+    "count-unknown": "You count images with label -1 as right, or leave out images that have a label.",
+    "norm-after": "This is the length of the gradients after you shortened them. Return the length before.",
+    "norm-wrong": "The length of all gradients together is wrong. It is the square root of the sum of all squares.",
+    "gradients-not-cleared": "The length is right in the first step but not in the next: gradients add up until "
+                             "you clear them.",
+    "gradients-gone": "The length is 0: you look at the gradients before backward() has computed them, or after "
+                      "you cleared them.",
+    "never-shortened": "You don't shorten long gradients before the update.",
+    "always-shortened": "You make short gradients longer. Only those longer than MAX_NORM should change.",
+    "each-shortened": "You shorten gradients one by one, or number by number. It is all of them together that have "
+                      "the length, and they keep their direction.",
+    "other-limit": "You shorten long gradients to a length of {length:.2f}, not to MAX_NORM.",
+    "no-update": "The weights did not change. Do you call optimizer.step() after backward()?",
+    "weights-wrong": "After the steps, the weights differ from those of hesitant_step.",
+    "made-on-processor": "There are {n} copies to the device in a step. Two are enough: images and labels. Create "
+                         "everything that you draw in the step on the device.",
+    "pinned-in-step": "pin_memory() in the step makes a copy on the processor while everything waits. The loader "
+                      "pins the batch in advance, and random numbers are drawn on the device.",
+    "number-copied": "A tensor made from a Python number on the device (torch.tensor(…, device=device)) is a copy, "
+                     "and that waits. torch.full creates it there; usually the number itself is enough.",
+    "copy-blocks": "{blocking} of {n} copies block: the processor waits until each is done. Use non_blocking=True.",
+    "no-longer-pinned": "On a GPU, a copy waits in spite of non_blocking=True{line}: what it copies is no longer "
+                        "the loader's pinned memory. Copy first, then compute on the device.",
+    "streams-unordered": "On a GPU, two streams work on the same memory and neither waits for the other ({error}), "
+                         "so the network may read what is not there yet. current_stream().wait_stream(the other) "
+                         "sets the order, and the CPU doesn't wait.",
+    "results-elsewhere": "A result is on {got}. The results should stay on the device: a copy that doesn't block "
+                         "is still under way when the step returns, and one that blocks waits.",
+    "batch-not-moved": "You didn't move both images and labels to `device`: {error}",
+    "own-device": "The step uses a hard-coded device, or creates a tensor on another one than `device`: {error}",
+    "mode-switched": "The step switches the model to eval mode. A training step leaves the mode alone.",
+    "network-twice": "You called the network {n} times in a step. Once is enough.",
 }
 MAX_NORM = 5.0  # as in the notebook
 LR = 0.02
@@ -64,11 +71,11 @@ SCALES = (12.0, 0.1, 8.0, 0.3)  # of the images: long gradients, then short ones
 def balise_4(flowing_step):
     """Long and short gradients, images without label, batch of one; then a GPU that is not there."""
     torch.set_num_threads(1)  # small tensors: threads would only wait for each other; judge() puts the number back
-    yield "it returns three tensors without shape and without graph"
+    yield "it returns three tensors with no dimension and no graph"
     data = _data()
     truth = _truth(_network(), data)
     _right_form(flowing_step, data[0])
-    yield "loss, right answers and length of the gradients are those of hesitant_step"
+    yield "the loss, the right answers and the length of the gradients are those of hesitant_step"
     model = _network()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
     for number, (batch, wanted) in enumerate(zip(data, truth, strict=True)):
@@ -81,10 +88,10 @@ def balise_4(flowing_step):
             _no_reads(operations)
         _right_numbers(got, wanted, batch, number)
         _right_weights(model, wanted, number)
-    yield "nothing is read in the step, also where torch sees a GPU"
+    yield "nothing is read in the step, even where torch sees a GPU"
     seen, away = on_one_gpu(_step_on_gpu, flowing_step) or (None, "")
     _no_waits(seen or Seen())
-    yield "two copies to the device, which do not block; all else is made there"
+    yield "two copies to the device, which don't block; everything else is created there"
     if seen:
         _right_copies(seen)
     if away:
@@ -118,7 +125,7 @@ def _right_copies(seen):
     if len(seen.there) - len(numbers) > 2:
         raise Wrong("made-on-processor", n=len(seen.there))
     if len(seen.there) - len(numbers) < 2:
-        raise Wrong("batch-not-moved", error=f"{len(seen.there)} copies were seen, images and labels make two")
+        raise Wrong("batch-not-moved", error=f"{len(seen.there)} copies were seen, but images and labels make two")
     blocking = sum(not copy.non_blocking for copy in seen.there if copy not in numbers)
     if blocking:
         raise Wrong("copy-blocks", n=len(seen.there), blocking=blocking)
