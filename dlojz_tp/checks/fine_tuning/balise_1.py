@@ -108,22 +108,22 @@ HEAD = sorted(f"head.{name}" for name, _ in parts()[1].named_parameters())
 THAWED = sorted([*HEAD, "body.4.weight", "body.4.bias"])
 LOOKS = [
     Look("no parameter of the body learns", "learns", [], "body-learns", fields=names_in),
-    Look("those of the head do", "head stays", [], "head-frozen", fields=names_in),
-    Look("a body that arrives in training mode is put to sleep", "at first", [], "awake-at-first", fields=silent),
-    Look(f"it stays in evaluation mode, with all below it, after {', '.join(CALLS)}", "modes", [[]] * 5, mode_hint,
+    Look("the head's parameters do", "head stays", [], "head-frozen", fields=names_in),
+    Look("a body that arrives in training mode is put in evaluation mode", "at first", [], "awake-at-first", fields=silent),
+    Look(f"it stays in evaluation mode, with everything below it, after {', '.join(CALLS)}", "modes", [[]] * 5, mode_hint,
          fields=lambda seen, due: {"where": CALLS[next(k for k, one in enumerate(seen) if one)]}),
     Look("the head follows", "heads", [True] * 5, "head-stuck",
          fields=lambda seen, due: {"where": CALLS[seen.index(False)], "got": "", "expected": ""}),
     Look("`train` returns the model, and so does `eval`", "returned", [], "train-returns",
          fields=lambda seen, due: {"what": seen[0], "got": "", "expected": ""}),
-    Look("what learns: the head's parameters", "learning", HEAD, learning_hint),
-    Look("with a part of the body that was thawed", "thawed", THAWED, learning_hint),
-    Look("of other models: tied weights once, and nothing of a frozen one", "others",
+    Look("`learning` lists what learns: the head's parameters", "learning", HEAD, learning_hint),
+    Look("also with a part of the body thawed", "thawed", THAWED, learning_hint),
+    Look("in other models: tied weights once, and nothing of a frozen model", "others",
          [["0.bias", "0.weight", "2.bias"], []], learning_hint),
-    Look("three steps of training: the loss has a graph", "graph", True, "no-graph"),
+    Look("three training steps: the loss has a graph", "graph", True, "no-graph"),
     Look("the body has no gradients", "gradients", [], "body-learns", fields=names_in),
-    Look("its weights and running statistics have not moved", "moved", [], "body-moved", fields=names_in),
-    Look("all of the head has", "head", 0, "head-frozen", fields=lambda seen, due: {"what": f"{seen} of them"}),
+    Look("its weights and running statistics have not changed", "moved", [], "body-moved", fields=names_in),
+    Look("all of the head has changed", "head", 0, "head-frozen", fields=lambda seen, due: {"what": f"{seen} of them"}),
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from dlojz_tp.checking.looks import Look, Value, form, judged, same, silent
 
 CASES = {  # shape of the images, batch, the body's mode
-    "the last batch smaller": ((10, 3, 2, 2), 4, True),
+    "a smaller last batch": ((10, 3, 2, 2), 4, True),
     "whole batches, images (n, 4, 3)": ((8, 4, 3), 4, False),
     "fewer than a batch": ((3, 12), None, True),
     "one image": ((1, 3, 2, 2), 1, False),
@@ -98,24 +98,24 @@ def pass_fields(seen, due):
 
 
 LOOKS = [
-    Look("features, a row for each image", "form", "float32 (10, 5)",
+    Look("features: one row for each image", "form", "float32 (10, 5)",
          lambda seen, due: "last-batch-lost" if seen == "float32 (8, 5)" else "wrong-form"),
     Look("without a graph", "graph", False, "graph-kept"),
     Look("", "images", True, "inputs-changed"),
-    Look("every module is in evaluation mode in each pass", "asleep", [{False}] * len(CASES), "awake-pass", fields=silent),
+    Look("every module is in evaluation mode during each pass", "asleep", [{False}] * len(CASES), "awake-pass", fields=silent),
     Look("`batch` images at a time", "largest", [4, 4, 3, 1], "other-batches",
          lambda seen, due: all(a <= b for a, b in zip(seen, due)), fields=pass_fields),
-    Look("in no more passes than it takes", "few", [True] * len(CASES), "other-batches", fields=silent),
+    Look("in no more passes than necessary", "few", [True] * len(CASES), "other-batches", fields=silent),
     Look("no image is left out", "rows", [len(one) for one in TRUTH], "last-batch-lost"),
-    Look("the features of each, in their order", "values", TRUTH, "wrong-features", fields=where),
-    Look("the body has its mode again", "mode", [mode for *_, mode in CASES.values()], "mode-left", fields=silent),
-    Look("standardised: a list, `train` first", "standard form", form([TRAIN, *OTHERS]), "wrong-form"),
+    Look("each image's features, in the order of the images", "values", TRUTH, "wrong-features", fields=where),
+    Look("the body is back in its mode", "mode", [mode for *_, mode in CASES.values()], "mode-left", fields=silent),
+    Look("standardised returns a list, `train` first", "standard form", form([TRAIN, *OTHERS]), "wrong-form"),
     Look("", "alone form", form([TRAIN]), "wrong-form"),
-    Look("inputs stay as they are", "untouched", True, "inputs-changed"),
-    Value("the training features: less their mean, over deviation + 0.1", "alone", standard(TRAIN), "wrong-standard", fields=silent),
-    Look("the same when there are others", "train", standard(TRAIN)[0], "all-together", fields=silent),
-    Value("others: the same shift and scale", "others", standard(TRAIN, *OTHERS)[1:], "own-statistics", fields=silent),
-    Look("a single row, a constant feature", "hard", [standard(TRAIN[:1], OTHERS[0]), standard(CONSTANT, CONSTANT[:1] + 1)],
+    Look("the inputs are unchanged", "untouched", True, "inputs-changed"),
+    Value("the training features: minus their mean, divided by the deviation + 0.1", "alone", standard(TRAIN), "wrong-standard", fields=silent),
+    Look("the same with other sets beside them", "train", standard(TRAIN)[0], "all-together", fields=silent),
+    Value("the other sets: the same shift and scale", "others", standard(TRAIN, *OTHERS)[1:], "own-statistics", fields=silent),
+    Look("a single row, and a constant feature", "hard", [standard(TRAIN[:1], OTHERS[0]), standard(CONSTANT, CONSTANT[:1] + 1)],
          "wrong-standard", fields=silent),
 ]  # fmt: skip
 

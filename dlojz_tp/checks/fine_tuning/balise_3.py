@@ -121,15 +121,15 @@ def per_parameter(seen, due):
 PAIR = [("bias", RATE, 0.0), ("weight", RATE, DECAY)]
 LOOKS = [
     Look("groups with params, lr and weight_decay", "odd", [], "groups-form", fields=silent),
-    Look("each parameter that learns, once", "counts", dict.fromkeys(sorted(DUE), 1), who_hint, fields=who_fields),
+    Look("each parameter that learns appears once", "counts", dict.fromkeys(sorted(DUE), 1), who_hint, fields=who_fields),
     Look("no empty group", "empty", 0, "empty-groups"),
     Look("the rate of each layer", "rates", RATES, rate_hint, fields=per_parameter),
-    Look("of a parameter that two layers share: the later one's", "shared", truth(SHARED, lambda k: k), "shared-earlier", fields=per_parameter),
-    Look("decay where there are two or more dimensions", "decays", [DECAY * (n > 1) for _, n in DUE.values()], decay_hint, fields=per_parameter),
+    Look("a parameter that two layers share has the later layer's rate", "shared", truth(SHARED, lambda k: k), "shared-earlier", fields=per_parameter),
+    Look("decay for parameters with two or more dimensions", "decays", [DECAY * (n > 1) for _, n in DUE.values()], decay_hint, fields=per_parameter),
     Look("AdamW takes them", "AdamW", None, "groups-form"),
     Look("SGD takes them", "SGD", None, "groups-form"),
-    Look("layers in a tuple, an nn.Sequential, an nn.ModuleList", "kinds", [True] * 3, "other-layers", fields=silent),
-    Look("a head alone, with a frozen layer, nothing that learns", "small", [[*PAIR, 0], [*PAIR, 0], [0]], "other-layers", fields=silent),
+    Look("layers in a tuple, in an nn.Sequential, in an nn.ModuleList", "kinds", [True] * 3, "other-layers", fields=silent),
+    Look("a head alone, a head with a frozen layer, nothing that learns", "small", [[*PAIR, 0], [*PAIR, 0], [0]], "other-layers", fields=silent),
 ]  # fmt: skip
 
 

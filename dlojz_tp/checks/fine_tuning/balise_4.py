@@ -54,9 +54,9 @@ CASES = {
         weights_and_biases,
         [lambda net: net.body[2:], lambda net: net.body],
     ),
-    "AdamW, a part of the module is in it already": (adamw, head_and_last, [lambda net: net.body]),
+    "AdamW, a part of the module is already in it": (adamw, head_and_last, [lambda net: net.body]),
     "SGD, twice in a row": (sgd, weights_and_biases, [lambda net: net.body, lambda net: net.body]),
-    "SGD, all of the module is in it already": (sgd, head_and_last, [lambda net: net.body[4]]),
+    "SGD, all of the module is already in it": (sgd, head_and_last, [lambda net: net.body[4]]),
     "SGD, a module without parameters": (sgd, head_and_last, [lambda net: net.body[4][1]]),
 }
 
@@ -132,11 +132,11 @@ def group_words(before, after, new):
     """What is wrong with the group of the new parameters; "" where nothing is."""
     held = [name for its in after["groups"] for name in its]
     if missing := [name for name in new if name not in held]:
-        return f"{len(missing)} of {len(new)} new parameters stand in none"
+        return f"{len(missing)} of {len(new)} new parameters are in none"
     if len(after["groups"]) < len(before["groups"]):
-        return "groups of the optimizer are gone"
+        return "some of the optimizer's groups are gone"
     if new and any(set(its) & set(new) and set(its) - set(new) for its in after["groups"]):
-        return "new parameters stand in one group with others"
+        return "new parameters share a group with others"
     count = len([its for its in after["groups"] if set(its) & set(new)])
     return f"{count} groups hold the new parameters" if count > 1 else ""
 
@@ -188,18 +188,23 @@ for name, (_, _, modules) in CASES.items():
         Look("the module learns", f"{name}: frozen", False, "still-frozen"),
         Look("", f"{name}: others", [[]] * len(modules), "others-learn", fields=silent),
         Look("its mode stays", f"{name}: modes", True, "woken"),
-        Look("its new parameters stand in one new group", f"{name}: group", "", "new-group", fields=lambda seen, due: {"what": seen, "got": "", "expected": ""}),
+        Look("its new parameters are in one new group", f"{name}: group", "", "new-group", fields=lambda seen, due: {"what": seen, "got": "", "expected": ""}),
         Look("", f"{name}: empty", False, "empty-group"),
         Look("each once", f"{name}: repeated", False, "repeated"),
-        Value("factor times the rates so far", f"{name}: old rates",
+        Value("the old rates are multiplied by `factor`", f"{name}: old rates",
               due_rates(name, True), "wrong-old-rates", fields=silent),
         Value("the new group has its own rate", f"{name}: new rates",
               due_rates(name, False), "wrong-new-rate", fields=silent),
-        Look("and the optimizer's defaults", f"{name}: options", True, "options"),
+        Look("it has the optimizer's defaults", f"{name}: options", True, "options"),
         Look("", f"{name}: old options", True, "options"),
-        Look("what the optimizer remembers stays", f"{name}: state", True, "state-lost"),
+        Look("the optimizer's state is kept", f"{name}: state", True, "state-lost"),
         Look("", f"{name}: values", True, "values-changed"),
-        Look("a step moves the module", f"{name}: still", [], "new-group", fields=lambda seen, due: {"what": "a step does not move them"}),
+        Look("a step changes the module", f"{name}: still", [], "new-group", fields=lambda seen, due: {"what": "a "
+                                                                                                             "step "
+                                                                                                             "does "
+                                                                                                             "not "
+                                                                                                             "change "
+                                                                                                             "them"}),
     ]  # fmt: skip
 
 

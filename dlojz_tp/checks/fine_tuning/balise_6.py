@@ -226,7 +226,7 @@ def others(kind, load, path, name, change):
         found = "a ValueError" if isinstance(error, ValueError) else f"a {type(error).__name__}"
     now = net.state_dict()
     same = now.keys() == before.keys() and all(torch.equal(now[key], before[key]) for key in before)
-    return found if same else f"{found}, and the model is changed"
+    return found if same else f"{found}, and the model has changed"
 
 
 MODELS = [model_of(LoRA, dtype) for dtype in DTYPES]
@@ -245,28 +245,28 @@ def other(seen, due):
 
 
 LOOKS = [
-    Look("unmerge leaves alone what is not merged", "not merged", BEFORE, "wrong-unmerge", fields=silent),
+    Look("unmerge leaves layers that are not merged alone", "not merged", BEFORE, "wrong-unmerge", fields=silent),
     Value("merged: W + scale B A", "weights", MERGED, "wrong-weight", fields=silent),
-    Look("the mark `merged` in each layer", "marks", ALL, "no-mark", fields=silent),
+    Look("the mark `merged` is set in each layer", "marks", ALL, "no-mark", fields=silent),
     Look("a merged layer computes linear(x) alone", "products", len(LAYERS) + 1, "not-linear-alone", at_most, silent),
     Value("outputs as before", "outputs", OUTPUTS, "not-linear-alone", fields=silent),
-    Look("parameters and names stay", "held", True, "other-parameters"),
-    Value("merged twice, and a part before the whole", "twice", [*MERGED, MERGED[1]], "merged-twice", fields=silent),
+    Look("the parameters and their names are unchanged", "held", True, "other-parameters"),
+    Value("merged twice, and a part merged before the whole", "twice", [*MERGED, MERGED[1]], "merged-twice", fields=silent),
     Value("unmerged: W again", "back", BEFORE, "wrong-unmerge", fields=silent),
     Look("no mark", "back marks", NONE, "no-mark", fields=silent),
-    Look("parameters and names stay", "back held", True, "other-parameters"),
+    Look("the parameters and their names are unchanged", "back held", True, "other-parameters"),
     Value("unmerged twice", "back twice", [*BEFORE, BEFORE[1]], "wrong-unmerge", fields=silent),
-    Value("then the adapter learns again", "trained", TRAINED, "wrong-unmerge", fields=silent),
+    Value("after that, the adapter learns again", "trained", TRAINED, "wrong-unmerge", fields=silent),
     Value("and is merged again", "again", AGAIN, "wrong-weight", fields=silent),
-    Value("copies of a merged model, unmerged or changed, and the original", "twin", [OUTPUTS[1], OUTPUTS[1], out(CHANGED)], "shared-copy", fields=silent),
+    Value("copies of a merged model that are unmerged or changed, and the original", "twin", [OUTPUTS[1], OUTPUTS[1], out(CHANGED)], "shared-copy", fields=silent),
 ]  # fmt: skip
 NAMES = sorted(f"{name}.{part}" for name in LAYERS for part in "AB")
 for label, k in (("a text as path", 0), ("a Path", 1)):
     LOOKS += [
-        Look(f"{label}: A and B of each layer, by their names", f"{label}: names", NAMES, "wrong-names"),
+        Look(f"{label}: A and B of each layer, under their names", f"{label}: names", NAMES, "wrong-names"),
         Look("the base's fingerprint", f"{label}: base", True, "no-base"),
         Look("their values", f"{label}: values", True, "wrong-values"),
-        Value("loaded, a model gives the outputs of the saved one", f"{label}: outputs", OUTPUTS[k], "wrong-values", fields=silent),
+        Value("after loading, a model gives the outputs of the saved one", f"{label}: outputs", OUTPUTS[k], "wrong-values", fields=silent),
         Look("its parameters are the same objects", f"{label}: held", True, "other-parameters"),
         Value("its base stays", f"{label}: loaded base", BEFORE[k], "wrong-values", fields=silent),
     ]  # fmt: skip

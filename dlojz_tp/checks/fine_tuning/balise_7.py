@@ -27,11 +27,11 @@ def cases():
     uneven[30, 5] = -300.0
     plain = {
         "(300, 64): two groups of blocks": normal(300, 64, spread=0.4),
-        "(7, 13): an odd number, a short block": normal(7, 13),
+        "(7, 13): an odd number of weights, a short block": normal(7, 13),
         "(3, 4, 5, 6)": normal(3, 4, 5, 6),
         "5 weights": normal(5),
         "64 weights: one block": normal(8, 8),
-        "the largest is negative": -normal(10, 64).abs(),
+        "the largest magnitude is that of a negative weight": -normal(10, 64).abs(),
     }
     hard = {
         "a transposed matrix": normal(20, 37).T,
@@ -39,7 +39,7 @@ def cases():
         "float64": normal(9, 64).double(),
         "zeros among others": holes,
         "zeros alone": torch.zeros(3, 50),
-        "blocks far smaller than the largest": uneven,
+        "some blocks far smaller than the largest": uneven,
     }
     empty = {"shape (0,)": torch.zeros(0), "shape (3, 0)": torch.zeros(3, 0)}
     return {"weights of all shapes": plain, "hard ones": hard, "none at all": empty}
@@ -167,18 +167,18 @@ for claim, group in CASES.items():
     at, where = at_case(claim), at_case(claim, told=False)
     LOOKS += [
         Look(claim, f"{claim}: forms", {name: due_forms(w) for name, w in group.items()}, form_hint, fields=first_case),
-        Look("they stay as they are", f"{claim}: same", True, "weights-changed"),
+        Look("the weights are unchanged", f"{claim}: same", True, "weights-changed"),
     ]
     if due:
         LOOKS += [
             Value("the mean of the scales", f"{claim}: mean", [d[1] for d in due], "wrong-mean", within(1e-5), at),
-            Value("a step for each group", f"{claim}: steps", [d[2] for d in due], "wrong-steps", within(1e-5), at),
-            Value("scales, rounded to steps", f"{claim}: scales", [0 * d[0] for d in due], "wrong-scales", within(1e-5), where),
+            Value("one step for each group", f"{claim}: steps", [d[2] for d in due], "wrong-steps", within(1e-5), at),
+            Value("the scales, rounded to steps", f"{claim}: scales", [0 * d[0] for d in due], "wrong-scales", within(1e-5), where),
         ]  # fmt: skip
-    LOOKS.append(Look("they come back as float32, of their shape", f"{claim}: back",
+    LOOKS.append(Look("they come back as float32, in their shape", f"{claim}: back",
                       {name: f"float32 {tuple(w.shape)}" for name, w in group.items()}, back_hint, fields=first_case))  # fmt: skip
     if due:
-        LOOKS.append(Value("as the nearest value of the table, zero as zero", f"{claim}: misses",
+        LOOKS.append(Value("each comes back as the nearest value of the table, zero as zero", f"{claim}: misses",
                            [torch.zeros(w.numel(), dtype=torch.float64) for w in group.values()], "wrong-codes", within(1e-5), where))  # fmt: skip
 
 

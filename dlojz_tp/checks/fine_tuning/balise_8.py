@@ -178,18 +178,18 @@ GRADIENTS = [torch.zeros(*shape, dtype=torch.float64) for out, inputs, rows in (
 LOOKS = [
     Look("A and B learn, and nothing else", "learning",
          [{"A": (RANK, inputs), "B": (out, RANK)} for out, inputs, _ in SHAPES.values()], "other-learns"),
-    Look("B starts at zero, A as a weight of nn.Linear", "start", [0.0, 0.0, 1.0, 1.0], "other-start", fields=silent),
-    Look("bytes held beside A, B and bias", "held", packed_bytes(math.prod(WIDE)) + 256, "full-weight", at_most),
-    Look("x of two and of three dimensions", "forms", OUT, "out-form"),
-    Value("LoRA on the weight that NF4 leaves, B zero and not", "forward", 2 * ERRORS, "wrong-forward", within(1e-4), silent),
+    Look("B starts at zero, A like a weight of nn.Linear", "start", [0.0, 0.0, 1.0, 1.0], "other-start", fields=silent),
+    Look("bytes held in addition to A, B and the bias", "held", packed_bytes(math.prod(WIDE)) + 256, "full-weight", at_most),
+    Look("x with two and with three dimensions", "forms", OUT, "out-form"),
+    Value("LoRA on the NF4 weight, with B zero and B nonzero", "forward", 2 * ERRORS, "wrong-forward", within(1e-4), silent),
     Look("gradients of x, A and B", "missing", [], "no-gradient", lambda seen, due: seen == due,
          lambda seen, due: {"what": " and ".join(seen)} | silent(seen, due)),
     Value("", "gradients", GRADIENTS, "wrong-gradient", within(1e-4), silent),
-    Look("bytes alive between forward and backward, and after them", "kept", FEW, kept_hint, at_most),
-    Look("state_dict, loaded into another layer, brings the packed weight", "loaded", [0.0, 0.0], "not-in-state", fields=silent),
+    Look("bytes alive between forward and backward, and after both", "kept", FEW, kept_hint, at_most),
+    Look("the state_dict, loaded into another layer, brings the packed weight", "loaded", [0.0, 0.0], "not-in-state", fields=silent),
     Look("bytes left behind by .to(...)", "moved", 128, "left-behind", at_most),
-    Look("a linear of float64, one of bfloat16", "dtypes", ["float64 (3, 33)", "bfloat16 (3, 33)"], "out-form"),
-    Value("bits for each packed number", "bits", [bits(MODEL), bits(MODEL[:1]), bits(MODEL[2:])], "wrong-bits", within(1e-6)),
+    Look("a linear layer in float64, one in bfloat16", "dtypes", ["float64 (3, 33)", "bfloat16 (3, 33)"], "out-form"),
+    Value("bits per packed number", "bits", [bits(MODEL), bits(MODEL[:1]), bits(MODEL[2:])], "wrong-bits", within(1e-6)),
 ]  # fmt: skip
 
 

@@ -88,11 +88,13 @@ bank.slip(5, "nothing-returned", ("    return model\n", ""))
 bank.slip(5, "raised", ("like = {", "like = dict[rank], {"))
 bank.slip(5, "raised", ("list(module.named_children())", "module.named_children"))
 
-bank.hint(5, "needs-bias", "`nn.Linear(..., bias=False)` has None as its bias: this layer raises. `linear.requires_grad_(False)` freezes what there is.")
+bank.hint(5, "needs-bias", "`nn.Linear(..., bias=False)` has None as its bias, and your layer then raises an "
+                           "error. `linear.requires_grad_(False)` freezes whatever is there.")
 bank.slip(5, "needs-bias", ("linear.requires_grad_(False)", "linear.weight.requires_grad = linear.bias.requires_grad = False"))
 bank.variant(5, "needs-bias", BY_RECURSION, ("        if linear.bias is not None:\n            linear", "        linear"))
 
-bank.hint(5, "adapter-form", "The attributes `A` of shape (rank, in) and `B` of shape (out, rank) have the dtype of linear's weight, and its device: the model may be on a GPU already.")
+bank.hint(5, "adapter-form", "The attributes `A`, of shape (rank, in), and `B`, of shape (out, rank), must have "
+                             "the dtype and the device of linear's weight: the model may already be on a GPU.")
 bank.slip(5, "adapter-form", ("torch.empty(rank, linear.in_features", "torch.empty(linear.in_features, rank"))
 bank.slip(5, "adapter-form", ("torch.zeros(linear.out_features, rank", "torch.zeros(rank, linear.out_features"))
 bank.slip(5, "adapter-form", (", **like", ""))
@@ -102,22 +104,25 @@ bank.variant(5, "adapter-form", BY_RECURSION, ("torch.zeros(W.shape[0], rank)", 
 bank.slip(5, "adapter-form", (', "device": linear.weight.device', ""))
 bank.variant(5, "adapter-form", BY_RECURSION, (".to(W.device, W.dtype)", ".to(W.dtype)"))
 
-bank.hint(5, "not-parameters", "`A` and `B` are no parameters here. `nn.Parameter(tensor)` lets them learn, and `model.parameters()` finds them.")
+bank.hint(5, "not-parameters", "`A` and `B` are not parameters here. With `nn.Parameter(tensor)` they learn, and "
+                               "`model.parameters()` finds them.")
 bank.slip(5, "not-parameters", ("self.B = nn.Parameter(torch.zeros(linear.out_features, rank, **like))", 'self.register_buffer("B", torch.zeros(linear.out_features, rank, **like))'))
 bank.slip(5, "not-parameters", ("self.B = nn.Parameter(torch.zeros(linear.out_features, rank, **like))", "self.B = torch.zeros(linear.out_features, rank, **like).requires_grad_()"))
 bank.variant(5, "not-parameters", BY_RECURSION, ('self.register_parameter("A", nn.Parameter(A.to(W.device, W.dtype)))', 'self.register_buffer("A", A.to(W.device, W.dtype))'))
 
-bank.hint(5, "base-learns", "Something learns beside `A` and `B`. Weight, bias, and in a model embeddings, norms and other layers, all are frozen: the optimizer keeps nothing for them.")
+bank.hint(5, "base-learns", "Something other than `A` and `B` learns. Freeze the weight, the bias and, in a model, "
+                            "embeddings, norms and all other layers: the optimizer then keeps nothing for them.")
 bank.slip(5, "base-learns", ("        linear.requires_grad_(False)\n", ""))
 bank.slip(5, "base-learns", ("linear.requires_grad_(False)", "linear.weight.requires_grad_(False)"))
 bank.variant(5, "base-learns", BY_RECURSION, ("            linear.bias.requires_grad = False", "            pass"))
 
-bank.hint(5, "adapter-asleep", "`A` or `B` does not learn. Freeze first, then make the adapters.")
+bank.hint(5, "adapter-asleep", "`A` or `B` doesn't learn. Freeze first, then create the adapters.")
 bank.slip(5, "adapter-asleep", ("        linear.requires_grad_(False)\n", ""), ("rank, **like))\n", "rank, **like))\n        self.requires_grad_(False)\n"))
 bank.slip(5, "adapter-asleep", ("    model.requires_grad_(False)\n", ""), ("    return model\n", "    return model.requires_grad_(False)\n"))
 bank.variant(5, "adapter-asleep", BY_RECURSION, ("    visit(model)\n", "    visit(model)\n    model.requires_grad_(False)\n"))
 
-bank.hint(5, "b-not-zero", "`B` starts at zero, so that the model computes at first what it did before. Here the very first output is changed.")
+bank.hint(5, "b-not-zero", "`B` should start at zero, so that the model at first computes what it did before. Here "
+                           "the very first output is different.")
 bank.slip(5, "b-not-zero", ("torch.zeros(", "torch.randn("))
 bank.slip(5, "b-not-zero", ("nn.Parameter(nn.init.kaiming_uniform_(torch.empty(rank, linear.in_features, **like), a=math.sqrt(5)))", "nn.Parameter(torch.zeros(rank, linear.in_features, **like))"), ("torch.zeros(linear.out", "torch.randn(linear.out"))
 bank.variant(5, "b-not-zero", BY_PATHS, ("linear.weight.new_zeros(linear.out_features, rank)", "linear.weight.detach()[:, :1].repeat(1, rank)"))
@@ -126,7 +131,8 @@ bank.hint(5, "a-zero", "With `A` and `B` both zero, both gradients are zero, and
 bank.slip(5, "a-zero", ("nn.init.kaiming_uniform_(torch.empty(rank, linear.in_features, **like), a=math.sqrt(5))", "torch.zeros(rank, linear.in_features, **like)"))
 bank.variant(5, "a-zero", BY_RECURSION, ("* bound", "* 0"))
 
-bank.hint(5, "wrong-draw", "`nn.Linear` draws its weight uniformly between -1 / √in and 1 / √in; `in` is the last dimension of `A`.")
+bank.hint(5, "wrong-draw", "Draw `A` as `nn.Linear` draws its weight: uniformly between -1 / √in and 1 / √in, "
+                           "where `in` is the last dimension of `A`.")
 bank.slip(5, "wrong-draw", (", a=math.sqrt(5))", ")"))
 bank.slip(5, "wrong-draw", ("kaiming_uniform_(torch.empty(rank, linear.in_features, **like), a=math.sqrt(5))", "normal_(torch.empty(rank, linear.in_features, **like))"))
 bank.slip(5, "wrong-draw", ("kaiming_uniform_(torch.empty(rank, linear.in_features, **like), a=math.sqrt(5))", "normal_(torch.empty(rank, linear.in_features, **like), std=(3 * linear.in_features) ** -0.5)"))
@@ -135,7 +141,8 @@ bank.variant(5, "wrong-draw", BY_RECURSION, ("1 / math.sqrt(W.shape[1])", "1 / m
 bank.slip(5, "wrong-output", ("F.linear(x, self.A)", "F.linear(F.dropout(x, 0.1, self.training), self.A)"))
 bank.variant(5, "wrong-output", BY_PATHS, ("        down = x @ self.A.T\n", "        down = x @ self.A.T\n        self.scale = self.scale * 1.1\n"))
 
-bank.hint(5, "wrong-scale", "The change B A x should count alpha / rank times, once. Here it has another factor, which the verdict shows.")
+bank.hint(5, "wrong-scale", "The change B A x should be multiplied by alpha / rank, once. Here it has another "
+                            "factor, which the verdict shows.")
 bank.slip(5, "wrong-scale", ("self.scale * ", ""))
 bank.slip(5, "wrong-scale", ("self.scale * ", "self.scale * self.scale * "))
 bank.slip(5, "wrong-scale", ("self.scale * ", "self.scale * len(self.A) ** 2 * "))
@@ -144,45 +151,51 @@ bank.slip(5, "wrong-scale", ("self.scale * F", "0 * F"))
 bank.variant(5, "wrong-scale", BY_PATHS, ("down = x @ self.A.T", "down = self.scale * x @ self.A.T"))
 bank.variant(5, "wrong-scale", BY_RECURSION, ("self.scale * x", "x * self.A.shape[0]"))
 
-bank.hint(5, "wrong-output", "The output is linear(x) + alpha / rank · B (A x), with the weight and the bias that `linear` has. It is the same in both modes, and on each call.")
+bank.hint(5, "wrong-output", "The output should be linear(x) + alpha / rank · B (A x), with the weight and the "
+                             "bias of `linear`. It should be the same in both modes, and on each call.")
 bank.slip(5, "wrong-output", ("return self.linear(x)", "return x @ self.linear.weight.T"))
 bank.slip(5, "wrong-output", ("return self.linear(x)", "return (self.linear(x) + 0.01)"))
 bank.slip(5, "wrong-output", ("return self.linear(x) + ", "return (self.linear(x) + "), ("self.B)", "self.B)).float()"))
 bank.variant(5, "wrong-output", BY_RECURSION, ("y if self.linear.bias is None else y + self.linear.bias", "y if self.linear.bias is None else y + 2 * self.linear.bias"))
 
-bank.hint(5, "full-matrix", "`forward` forms a matrix as large as the weight. Compute A x first, then B of it: both products are thin.")
+bank.hint(5, "full-matrix", "`forward` forms a matrix as large as the weight. Compute A x first, then apply B to "
+                            "it: both products are thin.")
 bank.slip(5, "full-matrix", ("F.linear(F.linear(x, self.A), self.B)", "F.linear(x, self.B @ self.A)"))
 bank.slip(5, "full-matrix", ("self.linear(x) + self.scale * F.linear(F.linear(x, self.A), self.B)", "F.linear(x, self.linear.weight + self.scale * self.B @ self.A, self.linear.bias)"))
 bank.variant(5, "full-matrix", BY_PATHS, ("down = x @ self.A.T", "down = self.A.T"), ("(down @ self.B.T) * self.scale", "x @ (down @ self.B.T) * self.scale"))
 bank.variant(5, "full-matrix", BY_RECURSION, ('torch.einsum("...i,ri,or->...o", self.scale * x, self.A, self.B)', 'x @ torch.einsum("ri,or->io", self.A, self.B) * self.scale'))
 
-bank.hint(5, "wrong-gradient", "The output is right, but not the gradients of `A`, `B` and x. All three should get theirs: no `detach`, no `.data`, no `no_grad`.")
+bank.hint(5, "wrong-gradient", "The output is right, but the gradients of `A`, `B` and x are not. All three should "
+                               "get theirs: don't use `detach`, `.data` or `no_grad`.")
 bank.slip(5, "wrong-gradient", ("F.linear(F.linear(x, self.A), self.B)", "F.linear(F.linear(x, self.A).detach(), self.B)"))
 bank.slip(5, "wrong-gradient", ("F.linear(F.linear(x, self.A), self.B)", "F.linear(F.linear(x.detach(), self.A), self.B)"))
 bank.slip(5, "wrong-gradient", ("F.linear(F.linear(x, self.A), self.B)", "F.linear(F.linear(x, self.A.data), self.B)"))
 bank.variant(5, "wrong-gradient", BY_PATHS, ("return self.linear(x)", "with torch.no_grad():\n            y = self.linear(x)\n        return y"))
 
-bank.hint(5, "not-linear", "with_lora raises for a model with other modules of these names: a convolution, a container. Only an nn.Linear is replaced.")
+bank.hint(5, "not-linear", "with_lora raises an error for a model in which other modules, such as a convolution or "
+                           "a container, have these names. Replace only an nn.Linear.")
 bank.slip(5, "not-linear", (" and isinstance(child, nn.Linear)", ""))
 bank.variant(5, "not-linear", BY_PATHS, ("isinstance(module, nn.Linear) and ", ""))
 
-bank.hint(5, "another-model", "with_lora changes the model that it is given, and returns this one.")
+bank.hint(5, "another-model", "with_lora must change the model that it is given, and return it.")
 bank.slip(5, "another-model", ("    model.requires_grad_(False)\n", "    model = copy.deepcopy(model).requires_grad_(False)\n"))
 bank.variant(5, "another-model", BY_PATHS, ("    return model\n", "    return list(model.modules())\n"))
 
-bank.hint(5, "top-level", "Only the model's own children are replaced. Layers lie deeper: in blocks, and in what these hold.")
+bank.hint(5, "top-level", "You replace only the model's direct children. Layers are deeper: in blocks, and in what "
+                          "these contain.")
 bank.slip(5, "top-level", ("list(model.modules())", "[model]"))
 bank.variant(5, "top-level", BY_RECURSION, ("                visit(child)", "                pass"))
 bank.variant(5, "top-level", BY_PATHS, ("last in names", "path in names"))
 bank.slip(5, "wrong-names", ("name in names and", "any(one in name for one in names) and"))
 bank.variant(5, "wrong-names", BY_PATHS, ("last in names", "path.endswith(tuple(names))"))
 
-bank.hint(5, "wrong-names", "Replace each nn.Linear whose own name, the last part of its path, is in `names`, and no other module. It may be inside a module that has such a name, too.")
+bank.hint(5, "wrong-names", "Replace each nn.Linear whose own name, the last part of its path, is in `names`, and "
+                            "no other module. It may be inside a module with such a name, too.")
 bank.slip(5, "wrong-names", ("name in names and ", ""))
 bank.variant(5, "wrong-names", BY_RECURSION, ("if isinstance(child, nn.Linear) and name in set(names):\n                setattr", "if name in set(names):\n                if isinstance(child, nn.Linear): setattr"))
 bank.variant(5, "wrong-names", BY_PATHS, ("isinstance(module, nn.Linear) and last in names", "isinstance(module, nn.Linear) and last == names[0]"))
 
-bank.hint(5, "rank-and-alpha", "Each LoRALinear is made with the rank and the alpha that with_lora is given, in this order.")
+bank.hint(5, "rank-and-alpha", "Create each LoRALinear with the rank and the alpha that with_lora gets, in this order.")
 bank.slip(5, "rank-and-alpha", ("LoRALinear(child, rank, alpha)", "LoRALinear(child, alpha, rank)"))
 bank.variant(5, "rank-and-alpha", BY_PATHS, ("LoRALinear(module, rank, alpha)", "LoRALinear(module, rank, 2 * rank)"))
 bank.slip(5, "base-learns", ("    model.requires_grad_(False)\n", ""))
@@ -190,13 +203,15 @@ bank.variant(5, "base-learns", BY_PATHS, ("for p in model.parameters():\n", "for
 bank.slip(5, "wrong-numbers", ("return numbers, 8 * numbers", "return numbers"))
 bank.variant(5, "wrong-numbers", BY_PATHS, ("numbers * 2 * 4", "numbers * 4, numbers * 4"))
 
-bank.hint(5, "wrong-numbers", "First comes how many numbers learn, then the bytes. For a weight of (out, in), A has rank · in numbers and B has rank · out: add them up over all weights.")
+bank.hint(5, "wrong-numbers", "First return how many numbers learn, then the bytes. For a weight of (out, in), A "
+                              "has rank · in numbers and B has rank · out. Add them up over all weights.")
 bank.slip(5, "wrong-numbers", ("(inputs + outputs)", "inputs"))
 bank.slip(5, "wrong-numbers", ("(inputs + outputs)", "outputs"))
 bank.slip(5, "wrong-numbers", ("(inputs + outputs)", "inputs * outputs"))
 bank.variant(5, "wrong-numbers", BY_PATHS, ("        numbers += rank * out\n", ""))
 
-bank.hint(5, "wrong-bytes", "Adam keeps two averages for each number that learns, in float32: 2 · 4 bytes. Gradients and the numbers themselves are not asked for.")
+bank.hint(5, "wrong-bytes", "Adam keeps two averages for each number that learns, in float32: 2 · 4 bytes. Don't "
+                            "count the gradients or the numbers themselves.")
 bank.slip(5, "wrong-bytes", ("8 * numbers", "4 * numbers"))
 bank.slip(5, "wrong-bytes", ("8 * numbers", "16 * numbers"))
 bank.variant(5, "wrong-bytes", BY_PATHS, ("numbers * 2 * 4", "numbers * 2"))

@@ -77,7 +77,9 @@ bank.slip(7, None, ("codes[0::2] << 4 | codes[1::2]", "codes[1::2] << 4 | codes[
 bank.slip(7, "nothing-returned", ("    return Packed(", "    Packed("))
 bank.slip(7, "nothing-returned", ("return (values[", "(values["))
 
-bank.hint(7, "packed-form", "to_nf4 returns a Packed: codes uint8 (bytes,), scales int8 (blocks,), steps float32 (groups,), mean a float32 tensor with no dimension, and the shape of the weights. Compare the two lines below.")  # fmt: skip
+bank.hint(7, "packed-form", "to_nf4 returns a Packed: codes uint8 (bytes,), scales int8 (blocks,), steps float32 "
+                            "(groups,), mean as a float32 tensor without dimensions, and the shape of the weights. "
+                            "Compare the two lines below.")  # fmt: skip
 bank.slip(7, "packed-form", ("return Packed(codes[0::2] << 4 | codes[1::2], scales, steps, mean, tuple(weights.shape))", "return codes[0::2] << 4 | codes[1::2], scales, steps, mean, tuple(weights.shape)"))  # fmt: skip
 bank.slip(7, "packed-form", ("tuple(weights.shape))", "tuple(flat.shape))"))
 bank.slip(7, "packed-form", ("scales, steps, mean, tuple", "scales, steps, mean[None], tuple"))
@@ -86,23 +88,26 @@ bank.slip(7, "packed-form", ("codes[0::2] << 4 | codes[1::2], scales", "(codes[0
 bank.slip(7, "packed-form", ("codes.flatten()[: len(flat) + len(flat) % 2]", "codes.flatten()"))
 bank.variant(7, "packed-form", BY_BLOCKS, ("mean, weights.shape", "mean, flat.shape"))
 
-bank.hint(7, "one-a-byte", "There is one code in each byte, so half of its bits are wasted. A code has four bits: shift one of two by 4 and join them with `|`.")  # fmt: skip
+bank.hint(7, "one-a-byte", "You store one code per byte, so half of its bits are wasted. A code has four bits: "
+                           "shift one of two codes by 4 and join them with `|`.")  # fmt: skip
 bank.slip(7, "one-a-byte", ("codes[0::2] << 4 | codes[1::2], scales", "codes[: len(flat)], scales"), ("torch.stack([packed.codes >> 4, packed.codes & 15], 1).flatten().long()", "packed.codes.long()"))  # fmt: skip
 bank.variant(7, "one-a-byte", BY_BLOCKS, ("(codes[1::2] << 4) + codes[::2]", "codes[: len(flat)]"))
 
-bank.hint(7, "scales-form", "`scales` has one int8 for each block of 64 weights, and one for a short last block.")
+bank.hint(7, "scales-form", "`scales` needs one int8 for each block of 64 weights, and one for a short last block.")
 bank.slip(7, "scales-form", (".round().to(torch.int8).flatten()", ".round().flatten()"))
 bank.slip(7, "scales-form", ("scales, steps, mean, tuple", "largest, steps, mean, tuple"))
 bank.slip(7, "scales-form", ("blocks.abs().amax(1)", "blocks.abs().amax()[None]"))
 bank.variant(7, "scales-form", BY_BLOCKS, (".to(torch.int8)", ""))
 bank.variant(7, "scales-form", BY_BLOCKS, ("largest = torch.tensor([block.abs().max() for block in blocks])", "largest = torch.tensor([block.abs().max() for block in blocks if len(block) == BLOCK])"), ("enumerate(blocks)", "enumerate(blocks[: len(largest)])"), ("len(flat) % 2", "0"))  # fmt: skip
 
-bank.hint(7, "weights-changed", "The weights that were given have changed. They belong to the caller: compute on new tensors.")  # fmt: skip
+bank.hint(7, "weights-changed", "You changed the weights that you were given. They belong to the caller. Compute "
+                                "on new tensors.")  # fmt: skip
 bank.slip(7, "weights-changed", ("    blocks = F.pad", "    flat[flat.abs() < 1e-3] = 0\n    blocks = F.pad"))
 bank.slip(7, "weights-changed", ("    return Packed(", "    weights /= weights.abs().max().clamp(min=1e-9)\n    return Packed("))  # fmt: skip
 bank.variant(7, "weights-changed", BY_BLOCKS, ("        codes.append(", "        block /= scale if scale != 0 else 1\n        codes.append("), ("(scale * NF4[None]", "(NF4[None]"))  # fmt: skip
 
-bank.hint(7, "no-abs", "The scale is the largest value of its block here, not the largest magnitude: take `abs()` before the maximum.")  # fmt: skip
+bank.hint(7, "no-abs", "Your scale is the largest value of its block, not the largest magnitude. Take `abs()` "
+                       "before the maximum.")  # fmt: skip
 bank.slip(7, "no-abs", ("blocks.abs().amax(1)", "blocks.amax(1)"))
 bank.variant(7, "no-abs", BY_BLOCKS, ("block.abs().max()", "block.max()"))
 
@@ -114,7 +119,8 @@ bank.slip(7, "wrong-mean", ("largest.mean() if len(largest)", "largest.median() 
 bank.slip(7, "wrong-mean", ("weights.detach().float().flatten()", "weights.detach().float().t().flatten() if weights.dim() == 2 else weights.detach().float().flatten()"))  # fmt: skip
 bank.variant(7, "wrong-mean", BY_BLOCKS, ("mean = largest.sum() / max(1, len(largest))", "mean = torch.zeros(())"))
 
-bank.hint(7, "wrong-steps", "There is one step for each group of 256 blocks: the largest |scale − mean| of that group, divided by 127.")  # fmt: skip
+bank.hint(7, "wrong-steps", "There must be one step for each group of 256 blocks: the largest |scale − mean| of "
+                            "that group, divided by 127.")  # fmt: skip
 bank.slip(7, "wrong-steps", ("steps = groups.abs().amax(1) / 127", "steps = groups.abs().amax()[None] / 127"), ("steps.repeat_interleave(GROUP)[: len(scales)]", "steps"))  # fmt: skip
 bank.slip(7, "wrong-steps", ("steps = groups.abs().amax(1) / 127", "steps = groups.abs().amax().expand(len(groups)) / 127 if len(groups) else groups[:, 0]"))  # fmt: skip
 bank.slip(7, "wrong-steps", ("steps = groups.abs().amax(1) / 127", "steps = groups.abs().amax(1) / 128"))
@@ -123,27 +129,34 @@ bank.slip(7, "wrong-steps", ("groups = F.pad(largest - mean, (0, -len(largest) %
 bank.variant(7, "wrong-steps", BY_BLOCKS, ("(group - mean).abs().max() / 127", "(group - mean).max() / 127"))
 bank.variant(7, "wrong-steps", BY_BLOCKS, ("step = (group - mean).abs().max() / 127", "step = (largest - mean).abs().max() / 127"))  # fmt: skip
 
-bank.hint(7, "wrong-scales", "scales · step + mean must be within half a step of the largest magnitude of each block. Round to the nearest step; cutting off loses half a step. Nothing may overflow int8.")  # fmt: skip
+bank.hint(7, "wrong-scales", "scales · step + mean must be within half a step of the largest magnitude of each "
+                             "block. Round to the nearest step; truncating costs up to a full step. Nothing may "
+                             "overflow int8.")  # fmt: skip
 bank.slip(7, "wrong-scales", (").round().to(torch.int8)", ").to(torch.int8)"))
 bank.slip(7, "wrong-scales", (").round().to(torch.int8)", ").floor().to(torch.int8)"))
 bank.slip(7, "wrong-scales", ("(groups / steps", "(F.pad(largest, (0, -len(largest) % GROUP)).view(-1, GROUP) / steps"))
 bank.variant(7, "wrong-scales", BY_BLOCKS, ("torch.round((group - mean) / (step if step > 0 else 1))", "((group - mean) / (step if step > 0 else 1))"))  # fmt: skip
 
-bank.hint(7, "back-form", "from_nf4 returns float32 of the shape of the weights: cut off what fills up the last byte and the last block, then `view(packed.shape)`.")  # fmt: skip
+bank.hint(7, "back-form", "from_nf4 returns float32 in the shape of the weights. Cut off the padding of the last "
+                          "byte and the last block, then `view(packed.shape)`.")  # fmt: skip
 bank.slip(7, "back-form", (".view(packed.shape)", ""))
 bank.slip(7, "back-form", ("values[:count] * again[:count]).view(packed.shape)", "values[:count] * again[:count]).double().view(packed.shape)"))  # fmt: skip
 bank.variant(7, "back-form", BY_BLOCKS, ("return out.reshape(packed.shape)", "return out"))
 
-bank.hint(7, "unrounded", "The codes are chosen with the scales before they were rounded. from_nf4 sees the rounded ones: divide by scales · step + mean.")  # fmt: skip
+bank.hint(7, "unrounded", "You choose the codes with the scales before rounding. from_nf4 sees the rounded ones, "
+                          "so divide by scales · step + mean.")  # fmt: skip
 bank.slip(7, "unrounded", ("again = scale_of(scales, steps, mean)[:, None]", "again = largest[:, None]"))
 bank.variant(7, "unrounded", BY_BLOCKS, ("scale = scales[k].float() * steps[k // GROUP] + mean\n        codes", "scale = largest[k]\n        codes"))  # fmt: skip
 
-bank.hint(7, "not-nearest", "A weight gets the next value below it, or above it, and not the nearest. The border between two codes lies halfway between their values.")  # fmt: skip
+bank.hint(7, "not-nearest", "A weight gets the next value below or above it, not the nearest one. The border "
+                            "between two codes is halfway between their values.")  # fmt: skip
 bank.slip(7, "not-nearest", ("((NF4[1:] + NF4[:-1]) / 2)", "NF4[1:]"))
 bank.slip(7, "not-nearest", ("((NF4[1:] + NF4[:-1]) / 2)", "NF4[:-1]"))
 bank.variant(7, "not-nearest", BY_BLOCKS, ("(scale * NF4[None] - block[:, None]).abs().argmin(1)", "(scale * NF4[None] <= block[:, None]).sum(1).clamp(1, 16) - 1"))  # fmt: skip
 
-bank.hint(7, "wrong-codes", "A weight does not come back as the value of the table · scale that is nearest to it. Look at the borders between codes, at zero, and at the two halves of a byte: they must be read as they were written.")  # fmt: skip
+bank.hint(7, "wrong-codes", "A weight doesn't come back as the nearest of the values of the table · scale. Look at "
+                            "the borders between codes, at zero, and at the two halves of a byte, which must be "
+                            "read as they were written.")  # fmt: skip
 bank.slip(7, "wrong-codes", ("codes[0::2] << 4 | codes[1::2]", "codes[1::2] << 4 | codes[0::2]"))
 bank.slip(7, "wrong-codes", ("NF4.to(codes.device)[codes]", "torch.linspace(-1, 1, 16)[codes]"), ("((NF4[1:] + NF4[:-1]) / 2)", "(torch.arange(-14, 15, 2) / 15)"))  # fmt: skip
 bank.slip(7, "wrong-codes", (".clamp(min=0)", ""), ("again.where(again > 0, 1.0)", "again.abs().clamp(min=1e-9)"))
