@@ -81,8 +81,8 @@ class _Truth:
             if there:
                 n = len(there)
                 told.append(
-                    f"At {epochs} epochs, {n} trials have reported. {n} // {self.eta} = {len(best)} of them go on, "
-                    f"and {len(gone)} of these are promoted already."
+                    f"Rung at {epochs} epochs: {n} reported, {n} // {self.eta} = {len(best)} go on, {len(gone)} of these "
+                    "already promoted."
                 )
             for number in best:
                 if number not in gone:
