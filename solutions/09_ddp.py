@@ -378,7 +378,6 @@ def three_steps(make_parallel):
 
 
 # %%
-# %%
 def plain_ddp(network, device):
     return DDP(network.to(device))
 
@@ -464,7 +463,6 @@ tp.check(5, accumulate, learning_rate)
 # %% [markdown]
 # Four micro-batches on every rank: what does one exchange save against four?
 
-# %%
 # %%
 faster = tp.predict("Four micro-batches: how many times faster is a step with one exchange than with four?", ...)
 
@@ -710,13 +708,11 @@ def shell(line):
     if not line.startswith("torchrun") and not slurm_here():
         print(f"no Slurm answers here; on a cluster you would type: {line}")
         return
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # torchrun is next to python
-    env = os.environ | {"PATH": path}
-    done = subprocess.run(line, shell=True, text=True, capture_output=True, cwd=FOLDER, env=env)
+    line = line.replace("torchrun", f"{sys.executable} -m torch.distributed.run")  # the same program, by this Python
+    done = subprocess.run(line, shell=True, text=True, capture_output=True, cwd=FOLDER)
     print(done.stdout if done.returncode == 0 else done.stderr[-300:])
 
 
-# %%
 # %%
 shell(f"torchrun --standalone --nproc-per-node={RANKS} {program(train_and_evaluate)}")
 
@@ -836,7 +832,6 @@ def train_on(path, epochs, notice_at=None, make=None):
 
 
 # %%
-# %%
 off = tp.predict("Resumed without the optimizer's state: by how many % is the next loss off?", ...)
 
 
@@ -911,7 +906,6 @@ shell("sbatch again.sh")
 #
 # The ResNet of works 01 to 06. **Weak scaling:** each rank keeps its batch. **Strong scaling:** the batch is shared.
 
-# %%
 # %%
 twice = tp.predict("Weak scaling: how many times as many images a second on 2 ranks as on one, here?", ...)
 
