@@ -21,44 +21,57 @@ from dlojz_tp.probes.crash_images import LATEST, content
 from dlojz_tp.probes.shared_looks import each
 
 HINTS = {
-    "not-saved": "After save_shards, load_shards has to give what was saved; {got}.",
-    "nothing-written": "After save_shards the folder is not there: nothing was written. Another job finds only what is on disk.",
-    "gathered-to-save": "Rank {rank} sent {sent} bytes to save. Nothing has to travel: each rank writes what it has.",
-    "whole-storage-saved": "{got} bytes were written for {expected} bytes of values. torch.save writes the whole memory behind a view: "
-    "a shard is a view of something larger. Save a clone.",
-    "saved-again-by-all": "{got} bytes were written for {expected} bytes of values. Does every rank write everything, or one its part twice?",
-    "returned-too-early": "Rank {rank} came back from save_shards before the checkpoint was complete. It might end the job, or load.",
-    "marked-too-early": "The checkpoint was declared complete while a rank was still writing: a crash then leaves one with a hole. "
-    "First all files, then a barrier, then the mark.",
-    "old-checkpoint-lost": "The save of step {new} was cut short {when}. Then the checkpoint of step {old} has to load, but load_shards "
-    "returned {got}.",
-    "half-new": "The save of step {new} was cut short {when}, and load_shards gave parts of it: neither the old checkpoint nor the new.",
-    "interrupted-unloadable": "The save of step {new} was cut short {when}. Then the checkpoint of step {old} has to load; here {error}. "
-    "Write under another name or in a folder of its own, rename what is complete, mark the checkpoint last.",
-    "leftover-mixed": "An earlier save of the same step, on 4 ranks, was cut short. Then {size} ranks saved it whole, and load_shards "
-    "mixed the two: write all files anew, and read only those that the mark speaks of.",
-    "leftover-refused": "An earlier save of the same step, on 4 ranks, was cut short. Then {size} ranks could not save it ({error}). What a "
-    "killed job has left may be written over.",
-    "written-over": "The step was complete, and the same step was saved once more; that was cut short, and what loads now is not the "
-    "complete one: its files were written over (take a folder of another name), or the new one counted before all of its files were new "
-    "(look not for files: wait for the ranks).",
-    "no-checkpoint-not-none": "In a folder without a checkpoint (or without the folder) load_shards must return None: {error}",
-    "not-a-pair": "load_shards returns a pair, the step and a dictionary of this rank's shards. {got} came.",
-    "wrong-step": "load_shards must return the step that was saved, the newest.",
-    "names-differ": "The shards have other names than those that were saved.",
-    "old-sizes": "A shard has {got} elements on {size} ranks; {expected} are due: the length without padding, cut anew and padded for "
-    "the ranks of now.",
-    "dtype-changed": "A shard came back in another dtype than it was saved in.",
+    "not-saved": "After save_shards, load_shards must return what was saved; {got}.",
+    "nothing-written": "After save_shards the folder does not exist: nothing was written. Another job finds only "
+                       "what is on disk.",
+    "gathered-to-save": "Rank {rank} sent {sent} bytes to save. Nothing has to be sent: each rank writes what it has.",
+    "whole-storage-saved": "{got} bytes were written for {expected} bytes of values. A shard is a view of a larger "
+                           "tensor, and torch.save writes the whole memory under a view. Save a clone.",
+    "saved-again-by-all": "{got} bytes were written for {expected} bytes of values. Does every rank write "
+                          "everything, or one rank write its part twice?",
+    "returned-too-early": "Rank {rank} returned from save_shards before the checkpoint was complete. It could end "
+                          "the job, or load.",
+    "marked-too-early": "The checkpoint was declared complete while a rank was still writing: a crash at that "
+                        "moment leaves a checkpoint with a hole. Write all files first, then wait at a barrier, "
+                        "then write the mark.",
+    "old-checkpoint-lost": "The save of step {new} was cut short {when}. The checkpoint of step {old} must then "
+                           "load, but load_shards returned {got}.",
+    "half-new": "The save of step {new} was cut short {when}, and load_shards returned parts of it: neither the "
+                "old checkpoint nor the new one.",
+    "interrupted-unloadable": "The save of step {new} was cut short {when}. The checkpoint of step {old} must then "
+                              "load, but load_shards failed: {error}. Write under another name or in a separate folder, "
+                              "rename what is complete, and mark the checkpoint last.",
+    "leftover-mixed": "An earlier save of the same step, on 4 ranks, was cut short. Then {size} ranks saved it "
+                      "completely, and load_shards mixed the two: write all files anew, and read only the files "
+                      "that the mark names.",
+    "leftover-refused": "An earlier save of the same step, on 4 ranks, was cut short. Then {size} ranks could not "
+                        "save it ({error}). A save may overwrite what a killed job has left.",
+    "written-over": "A complete step was saved a second time. That save was cut short, and what loads now is not "
+                    "the complete checkpoint. Either its files were overwritten (use a folder with another name), "
+                    "or the new checkpoint counted before all of its files were new (don't check for files: wait "
+                    "for the ranks).",
+    "no-checkpoint-not-none": "In a folder without a checkpoint (or without the folder), load_shards must return "
+                              "None: {error}",
+    "not-a-pair": "load_shards must return a pair: the step, and a dictionary of this rank's shards. It returned "
+                  "{got}.",
+    "wrong-step": "load_shards must return the newest step that was saved.",
+    "names-differ": "The shards have different names from those that were saved.",
+    "old-sizes": "A shard has {got} elements on {size} ranks; {expected} are expected. Take the length without "
+                 "padding, then cut and pad it anew for the current number of ranks.",
+    "dtype-changed": "A shard came back in a different dtype from the one it was saved in.",
     "wrong-part": "The shard is not this rank's part of the tensor that was saved.",
-    "reads-everything": "On 4 ranks, as many as saved, rank {rank} opened {got} files. A thousand ranks would open a million, "
-    "mapped ones too: open only the files that hold some of this rank's part.",
-    "still-the-file": "After load_shards, the values of {name} change when the file does: the shard is the mapped file, and not a "
-    "memory of its own. Copy what you take from a file that is opened with mmap=True.",
-    "checkpoint-borrowed": "torch.distributed.checkpoint does this work for you, in the next practical work. Here it is yours: a file "
-    "for each rank, then the mark.",
-    "whole-in-memory": "While loading, a rank holds {got} bytes; all shards together have {expected}. That is what sharding was to avoid: "
-    "take your part of a file, then let go of it.",
-    "unsafe-load": "A checkpoint of tensors and numbers loads with weights_only=True; without it, a file can run any code.",
+    "reads-everything": "On 4 ranks, the number that saved, rank {rank} opened {got} files. A thousand ranks would "
+                        "open a million files, which is too many even if they are mapped: open only the files that "
+                        "hold some of this rank's part.",
+    "still-the-file": "After load_shards, the values of {name} change when the file does: the shard is the mapped "
+                      "file and has no memory of its own. Copy what you take from a file that is opened with "
+                      "mmap=True.",
+    "checkpoint-borrowed": "torch.distributed.checkpoint does this work for you, in the next practical work. Here "
+                           "you write it yourself: a file for each rank, then the mark.",
+    "whole-in-memory": "While loading, a rank holds {got} bytes; all shards together have {expected}. Sharding is "
+                       "meant to avoid that: take your part of a file, then release the file.",
+    "unsafe-load": "A checkpoint of tensors and numbers loads with weights_only=True; without it, a file can run "
+                   "arbitrary code.",
     "objects-saved": "A file does not load with weights_only=True: {error}",
 }
 
@@ -162,10 +175,10 @@ LOOKS = [
     each("", "mapped", "", "still-the-file", fields=lambda got, _: {"name": got, "got": ""}),
     each("", "peak", 0.9 * WHOLE, "whole-in-memory", at_most, lambda *_: {"expected": WHOLE}),
     _wrongs("loaded on 1, 2 and 3 ranks: cut and padded anew", "again"),
-    _wrongs("cut short at any moment, it leaves the old checkpoint or the new one", "cut"),
-    _wrongs("all ranks come back when the checkpoint is complete", "early"),
-    _wrongs("an older attempt on another number of ranks is not mixed in", "leftover", "leftover-mixed"),
-    _wrongs("a step that is complete, saved once more and cut short: the complete one loads", "over", "written-over"),
+    _wrongs("cut short at any moment, a save leaves the old checkpoint or the new one", "cut"),
+    _wrongs("all ranks return once the checkpoint is complete", "early"),
+    _wrongs("an older attempt on a different number of ranks is not mixed in", "leftover", "leftover-mixed"),
+    _wrongs("a complete step is saved again and cut short: the complete checkpoint loads", "over", "written-over"),
     _wrongs("no checkpoint, no folder: None", "none"),
 ]  # fmt: skip
 

@@ -125,24 +125,26 @@ def _compare(claim, key, hint, *shape):
 
 
 LOOKS = [
-    each("one number crosses between the ranks, and none goes to Python (1, 2, 3 and 4 ranks)", "sent", 64, "gradients-sent",
+    each("one number crosses between the ranks, and none is copied to Python (1, 2, 3 and 4 ranks)",
+         "sent", 64, "gradients-sent",
          at_most, lambda got, _: {"got": max(got)}),
     each("", "syncs", [], "hidden-sync", fields=lambda got, _: {"error": in_words(got), "got": ""}),
     each("", "calls", 1, "one-message-each", at_most, lambda got, _: {"got": max(got)}),
     each("", "sent", 8, "numbers-sent", at_most, lambda got, _: {"got": max(got)}),
-    each("the norm of the shards of all ranks, as a tensor, on every rank", "kinds", ["one number"] * len(CASES),
+    each("the norm over the shards of all ranks, as a tensor, on every rank", "kinds", ["one number"] * len(CASES),
          lambda got, _: "nothing-returned" if "NoneType" in got else "norm-not-returned", fields=lambda got, _: {"got": got[0]}),
     Look("", _unwaited, lambda size: [False] * size, "norm-not-waited",
          fields=lambda seen, _: {"rank": seen.index(True), "expected": "", "got": ""}),
     _compare("", "norms", "wrong-norm", 2),
-    _compare("one factor for all gradients, in place; short and zero ones stay as they are", "gradients", "wrong-clip", 3, 2),
+    _compare("one factor for all gradients, in place; short gradients and zeros stay as they are",
+             "gradients", "wrong-clip", 3, 2),
     each("", "new", [], "new-gradients"),
 ]  # fmt: skip
 
 
 def balise_7(clip_grad_norm):
     yield from judged_on_ranks(LOOKS, observe, clip_grad_norm, known=KNOWN)
-    yield "and where each of two ranks has a GPU"
+    yield "the same with two ranks that each have a GPU"
     waits = on_gpus(_on_gpu, clip_grad_norm, known=left_on_cpu("norm-not-on-gpu"))
     if waits and waits[0]:
         raise Wrong("hidden-sync", error=", ".join(dict.fromkeys(waits[0])), where="rank 0 of 2, on a GPU")

@@ -14,28 +14,43 @@ rows = functools.partial(rows, width=6, seed=200)
 ADAMW = {"lr": 0.05, "weight_decay": 0.1}
 
 HINTS = {
-    "nothing-travels": "Rank {rank} sent nothing: each rank trains for itself. reduce() needs a reduce-scatter of the gradients, update() an all-gather of the parameters.",
-    "not-gathered": "After step(), rank {rank} has updated its own shard, and the other shards are still the old ones. The shards of all ranks must be gathered into the flat tensor that the parameters are views of.",
+    "nothing-travels": "Rank {rank} sent nothing: each rank trains on its own. reduce() needs a reduce-scatter of "
+                       "the gradients, update() an all-gather of the parameters.",
+    "not-gathered": "After step(), rank {rank} has updated its own shard, but the other shards are still the old "
+                    "ones. Gather the shards of all ranks into the flat tensor that the parameters are views of.",
     "sum-not-mean": "own.grad holds the sum over the ranks. The loss is a mean over the whole batch: divide by world_size.",
-    "mean-divided-twice": "own.grad is the mean, divided by world_size once more.",
-    "no-shard-gradient": "After reduce(), own.grad of shard {k} is {found}. It must be the shard of the mean gradient, (n / world_size,), as the optimizer reads it there.",
-    "wrong-shard-gradient": "After reduce(), the shards' gradients side by side are not the mean gradient.",
-    "none-gradient": "A parameter that was not used has p.grad None ({error}). It counts as zero. And what is to be freed gets p.grad = None, not zero_().",
-    "gradients-pile-up": "The first step is right, the second is not: the gradient of the first is still in it. zero_grad() must free p.grad and own.grad.",
-    "frozen-trained": "A frozen parameter changed. Leave out what has requires_grad False: weight decay would shrink it.",
-    "weights-differ": "After {steps} steps the weights are not those of {word} in one process: {names}.",
-    "states-whole": "This rank holds {found} elements of optimizer states, as many as one process would. It should update its shard only: {due} elements. Give the optimizer part.own, not the parameters.",
-    "states-unequal": "This rank holds {found} elements of optimizer states; ⌈n / world_size⌉ for each group make {due}. Cut the flat tensor, not the list of parameters: then all shards are equally long.",
-    "first-group-shared": "This rank holds {found} elements of optimizer states; ⌈n / world_size⌉ for each group make {due}. The first group is shared out, the second one is whole on every rank: each group needs its parts.",
-    "hidden-copy": "After a step and zero_grad(), {got} bytes are alive; parameters, the states of one shard and its gradient make {expected:.0f} at most. A full copy is kept: of the parameters, the gradients, or the states.",
-    "copy-outside": "This rank keeps {found} bytes in NumPy arrays, lists or bytes, where the whole makes {whole}. A copy outside "
-    "of tensors is a copy all the same: hold no more than this rank's shard, and the parameters where the stage keeps them.",
-    "zero-borrowed": "{what} does this work for you. Here it is yours: use reduce_scatter and all_gather.",
-    "parts-missing": "self.{name} is not there. The text above the class says what it must hold: later balises use it.",
-    "in-graph": "Autograd follows this: {error} A shard and its parameters are nn.Parameter. What is written into them, or gathered "
-    "from them, must be outside of any graph: own.detach(), or under torch.no_grad().",
-    "ranks-waiting": "The ranks stood still. All of them must call the same collectives, in the same order and with the "
-    "same sizes. {error}",
+    "mean-divided-twice": "own.grad is the mean divided by world_size a second time.",
+    "no-shard-gradient": "After reduce(), own.grad of shard {k} is {found}. It must be the shard of the mean "
+                         "gradient, of shape (n / world_size,): the optimizer reads it there.",
+    "wrong-shard-gradient": "After reduce(), the gradients of the shards, put end to end, are not the mean gradient.",
+    "none-gradient": "A parameter that was not used has p.grad None ({error}). Count it as zero. And to free a "
+                     "gradient, set p.grad = None; zero_() does not free it.",
+    "gradients-pile-up": "The first step is right, but the second is not: it still contains the gradient of the "
+                         "first. zero_grad() must free p.grad and own.grad.",
+    "frozen-trained": "A frozen parameter changed. Leave out parameters with requires_grad False: weight decay "
+                      "would shrink them.",
+    "weights-differ": "After {steps} steps the weights differ from those of {word} in one process: {names}.",
+    "states-whole": "This rank holds {found} elements of optimizer states, as many as a single process would. It "
+                    "should update only its shard: {due} elements. Give the optimizer part.own, not the parameters.",
+    "states-unequal": "This rank holds {found} elements of optimizer states; ⌈n / world_size⌉ for each group makes "
+                      "{due}. Cut the flat tensor, not the list of parameters: then all shards have the same "
+                      "length.",
+    "first-group-shared": "This rank holds {found} elements of optimizer states; ⌈n / world_size⌉ for each group "
+                          "makes {due}. The first group is sharded, but the second one is whole on every rank: "
+                          "each group needs its parts.",
+    "hidden-copy": "After a step and zero_grad(), {got} bytes are alive; the parameters, the states of one shard "
+                   "and its gradient make {expected:.0f} at most. A full copy of the parameters, the gradients or "
+                   "the states is kept.",
+    "copy-outside": "This rank keeps {found} bytes in NumPy arrays, lists or bytes objects; the whole makes "
+                    "{whole}. A copy outside tensors is still a copy: keep no more than this rank's shard, plus "
+                    "the parameters where the stage keeps them.",
+    "zero-borrowed": "{what} does this work for you. Here you write it yourself: use reduce_scatter and all_gather.",
+    "parts-missing": "self.{name} does not exist. The text above the class says what it must hold: later balises "
+                     "use it.",
+    "in-graph": "Autograd records this: {error} A shard and its parameters are nn.Parameter. Whatever you write "
+                "into them or gather from them must stay outside any graph: use own.detach(), or torch.no_grad().",
+    "ranks-waiting": "The ranks hung. All of them must call the same collectives, in the same order and with the "
+                     "same sizes. {error}",
 }
 
 

@@ -97,8 +97,8 @@ def _looks(name, claim):
 
 LOOKS = [
     *_looks("example", "7.5 billion parameters on 64 ranks: 120, 31.4, 16.6 and 1.9 GB, as published"),
-    *_looks("sizes", "other sizes, one rank, numbers that do not divide"),
-    *_looks("kinds", "SGD, with momentum and without it, and float32 throughout"),
+    *_looks("sizes", "other sizes, a single rank, numbers that do not divide evenly"),
+    *_looks("kinds", "SGD with and without momentum, and float32 throughout"),
 ]
 
 

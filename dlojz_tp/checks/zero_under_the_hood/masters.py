@@ -85,8 +85,8 @@ LOOKS = [
           "wrong-master-gradient", within(half.CLOSE)),
     *half.weights("updates much smaller than a step of bfloat16 add up in the masters, as in one process", "wrong-masters",
                   "the parameters are the rounded masters of all ranks", "wrong-parameters"),
-    each("two bytes an element in every message; between two steps, 2 bytes a parameter, and 12 for those of a rank's own "
-         "shard", "sent", lambda size: 4.6 * N * (size - 1) / size, "messages-in-float32", at_most),
+    each("two bytes an element in every message; between two steps, 2 bytes for each parameter, and 12 for each "
+         "one in a rank's own shard", "sent", lambda size: 4.6 * N * (size - 1) / size, "messages-in-float32", at_most),
     each("", "held", _held, "held-too-much", at_most, lambda got, _: {"n": N}),
     each("", "outside", 0.6 * 4 * N, "copy-outside", at_most, lambda got, _: {"found": got, "whole": 4 * N}),
 ]  # fmt: skip
@@ -101,5 +101,5 @@ def _on_gpu(_, MasterShards):  # noqa: N803
 
 def balise_6(MasterShards):  # noqa: N803
     yield from judged_on_ranks(LOOKS, observe, MasterShards, known=KNOWN)
-    yield "and where each of two ranks has a GPU"
+    yield "the same with two ranks that each have a GPU"
     on_gpus(_on_gpu, MasterShards, known=left_on_cpu("masters-not-on-gpu"))

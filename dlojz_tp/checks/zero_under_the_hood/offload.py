@@ -73,14 +73,14 @@ def _crosses(claim, way):
 
 
 LOOKS = [
-    each("masters and states are in CPU memory, the parameters on the GPU (a pretended one)", "moved", [], "moved-off-gpu",
+    each("masters and states are in CPU memory, the parameters on the (simulated) GPU", "moved", [], "moved-off-gpu",
          fields=lambda got, _: {"got": got[0]}),
     each("", "masters on", None, "masters-on-gpu", lambda got, _: set(got) == {"cpu"}),
     each("", "states on gpu", [], "states-on-gpu", fields=lambda got, _: {"name": got[0]}),
     each("the same weights as in one process", lambda ranks: [torch.cat([*r["masters"], r["parameters"]]) for r in ranks],
          None, "read-before-arrival", lambda got, _: not got.isnan().any()),
     *half.weights("", "offload-wrong-weights", "", "offload-wrong-parameters"),
-    _crosses("only the own shard crosses the bus, in bfloat16: gradients down, parameters up", "cpu"),
+    _crosses("only the rank's own shard crosses the bus, in bfloat16: gradients down, parameters up", "cpu"),
     _crosses("", "gpu"),
     each("", "held", 2 * N + 2 * SLACK, "kept-on-gpu", at_most, lambda *_: {"expected": 2 * N}),
     each("", "after", 2 * N + 2 * SLACK, "gradient-kept-on-gpu", at_most, lambda *_: {"expected": 2 * N}),

@@ -20,7 +20,7 @@ def some(*sizes, dtype=torch.float32):
 LISTS = {
     "a vector and a matrix": [some(3), some(2, 3)],  # of two, each wrong order is the same one
     "a single vector": [some(12)],
-    "a scalar, a vector of one, an empty one": [some(), some(1), torch.empty(0, 3), some(2, 1)],
+    "a scalar, a vector of one element, an empty tensor": [some(), some(1), torch.empty(0, 3), some(2, 1)],
     "a transposed matrix, a part of a table": [some(4, 3).t(), some(4, 6)[:, 1:5:2], some(2)],
     "three dimensions, float64": [some(2, 3, 2, dtype=torch.float64), some(3, dtype=torch.float64)],
     "bfloat16": [some(5, dtype=torch.bfloat16), some(2, 2, dtype=torch.bfloat16)],
@@ -92,18 +92,19 @@ def _first(got, due):
 
 EXACT = within(0.0)
 LOOKS = [
-    Look("flatten: the elements in their order, then as many zeros as needed", "length", lambda case: len(_flat(case)),
+    Look("flatten: the elements in order, then as many zeros as needed", "length", lambda case: len(_flat(case)),
          _length),
     Look("", "dtype", lambda case: str(_flat(case).dtype), "dtype-lost"),
     Look("", "graph", False, "flat-graph"),
     Value("", "values", _truth, "wrong-flat", EXACT),
     Look("", "padding", 0, "padding-not-zero"),
-    Look("flatten: in a memory of its own", "given", True, "flat-alias"),
-    Look("shard: equal pieces, views in the order of the ranks", "shards", lambda case: shape(list(_cut(case))), _unlike,
+    Look("flatten: the result has its own memory", "given", True, "flat-alias"),
+    Look("shard: equal pieces, as views, in rank order", "shards", lambda case: shape(list(_cut(case))), _unlike,
          fields=_first),
     Value("", "cut", _cut, "wrong-shard-values", EXACT),
     Look("", "cut views", True, "shard-copied"),
-    Look("unflatten: views with the shapes of the tensors, the padding left out", "pieces", lambda case: shape(CASES[case][0]),
+    Look("unflatten: views with the shapes of the tensors, without the padding",
+         "pieces", lambda case: shape(CASES[case][0]),
          lambda got, due: "shape-lost" if len(got) == len(due) else "unflatten-count", fields=_first),
     Value("", "back", lambda case: _flat(case)[: len(_truth(case))].double(), "wrong-pieces", EXACT),
     Look("", "like", True, "like-changed"),

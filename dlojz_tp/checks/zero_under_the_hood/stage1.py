@@ -193,7 +193,8 @@ def _due(size):
 
 def travels(case):
     """Look whether each of several ranks sends anything."""
-    return Look("the gradients of an odd model: a shard of the mean on each rank", f"{case} sent", 0, "nothing-travels",
+    return Look("the gradients of an odd-sized model: a shard of the mean on each rank",
+                f"{case} sent", 0, "nothing-travels",
                 lambda seen, _: len(seen) == 1 or min(seen) > 0,
                 lambda seen, _: {"rank": seen.index(0), "expected": "", "got": ""})  # fmt: skip
 
@@ -208,17 +209,19 @@ LOOKS = [
     Look("", lambda ranks: ([-rank["adamw off"] for rank in ranks], gradient(ranks)), lambda size: _truth("adamw", size)[0][0], "gather-not-awaited",
          lambda seen, due: max(seen[0]) <= 0 or same(seen[1], due), lambda seen, _: {"rank": seen[0].index(max(seen[0])), "expected": "", "got": ""}),
     Value("", gradient, lambda size: _truth("adamw", size)[0][0], "wrong-shard-gradient", equal),
-    *_weights("adamw", "the weights of AdamW in one process, after three steps: tied, frozen, unused parameters", "AdamW"),
-    *_weights("groups", "groups with options of their own; of one, a rank uses nothing", "AdamW with groups"),
-    *_weights("sgd", "SGD in the place of AdamW", "SGD with momentum"),
-    each("states for one shard only, and no full copy of anything besides the parameters", "states", lambda size: size, _sharing,
+    *_weights("adamw", "the weights of AdamW in one process after three steps, with tied, frozen and unused "
+                       "parameters", "AdamW"),
+    *_weights("groups", "groups with their own options; a rank uses nothing of one group", "AdamW with groups"),
+    *_weights("sgd", "SGD instead of AdamW", "SGD with momentum"),
+    each("states for one shard only, and no full copy of anything except the parameters",
+         "states", lambda size: size, _sharing,
          lambda got, size: _sharing(got, size) == "shared",
          lambda got, size: {"found": got, "due": _due(size), "expected": _due(size)}),
     each("", "alive", _alive, "hidden-copy", at_most),
     each("", "outside", 0.6 * 8 * ELEMENTS, "copy-outside", at_most, lambda got, _: {"found": got, "whole": 8 * ELEMENTS}),
     Look("", "adamw left", [], "own-grad-left", lambda seen, _: not any(seen), lambda seen, _: {"k": max(seen)[0], "expected": "", "got": ""}),
     Look("", "adamw left whole", [], "grad-left", lambda seen, _: not any(seen), lambda seen, _: {"name": max(seen)[0], "expected": "", "got": ""}),
-    each("gradients are reduced to their shards, parameters gathered: 2Ψ, no more", "cost",
+    each("gradients are reduced to their shards, parameters are gathered: 2Ψ, no more", "cost",
          lambda size: 2.4 * 8 * ELEMENTS * (size - 1) / size + SLACK, "all-reduce-first", at_most,
          lambda got, _: {"found": got, "held": 8 * ELEMENTS}),
 ]  # fmt: skip
@@ -233,5 +236,5 @@ def _on_gpu(_, ShardedOptimizer):  # noqa: N803
 
 def balise_3(ShardedOptimizer):  # noqa: N803
     yield from judged_on_ranks(LOOKS, observe, ShardedOptimizer, known=KNOWN, sizes=(2, 3, 1))
-    yield "and where each of two ranks has a GPU"
+    yield "the same with two ranks that each have a GPU"
     on_gpus(_on_gpu, ShardedOptimizer, known=left_on_cpu("shards-not-on-gpu"))

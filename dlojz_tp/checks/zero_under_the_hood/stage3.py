@@ -145,7 +145,7 @@ def _due(size):
 
 
 LOOKS = [
-    each("what forward sees, after three steps: the weights of AdamW in one process", "unit", None, "gather-in-flight",
+    each("what forward sees after three steps: the weights of AdamW in one process", "unit", None, "gather-in-flight",
          lambda got, _: not got["early"], lambda *_: {"expected": "", "got": ""}),
     Look("", _weights, _due, "stale-parameters", lambda seen, _: not equal(seen[:, -1], flat(START).expand(len(seen), -1)),
          differing(START, "AdamW")),

@@ -69,8 +69,8 @@ LOOKS = [
     Look("", "kinds", ("int", "float"), lambda seen, _: "nothing-returned" if None in seen else "not-a-number",
          lambda seen, due: set(seen) <= set(due), lambda seen, due: {"got": next((kind for kind in seen if kind not in due), ""), "expected": "a number"}),
     _look("", GROUPS[0], "wrong-volume"),
-    _look("a message to the next rank, an asynchronous one, nothing at all", GROUPS[1], "wrong-volume"),
-    _look("what starts in backward: hooks, and DistributedDataParallel", GROUPS[2], _missed),
+    _look("a message to the next rank, an asynchronous collective, nothing at all", GROUPS[1], "wrong-volume"),
+    _look("collectives that start in backward: hooks, and DistributedDataParallel", GROUPS[2], _missed),
 ]  # fmt: skip
 
 

@@ -112,13 +112,13 @@ ROW = "t.detach().contiguous().view(-1)"
 
 some("nothing-returned", (f"return {CAT}", CAT))
 
-hint(2, "not-flat", "flatten() must return one tensor of one dimension.")
+hint(2, "not-flat", "flatten() must return a single one-dimensional tensor.")
 some("not-flat", (CAT, "tensors"))
 some("not-flat", (CAT, CAT + ".view(world_size, -1)"))
 again("not-flat", ("return flat\n", "return [flat]\n"))
 
-hint(2, "padding-missing", "The flat tensor has {got} elements. Zeros at the end must make the length a multiple of world_size: "
-     "{expected}.")  # fmt: skip
+hint(2, "padding-missing", "The flat tensor has {got} elements. Zeros at the end must make its length a multiple "
+                           "of world_size: {expected}.")  # fmt: skip
 some("padding-missing", (" + [padding]", ""))
 some("padding-missing", (CAT, CAT + "[: n // world_size * world_size]"))
 again("padding-missing", ("length = (n + world_size - 1) // world_size * world_size", "length = n"))
@@ -126,13 +126,14 @@ again("padding-missing", ("length = (n + world_size - 1) // world_size * world_s
 hint(
     2,
     "padding-always",
-    "The flat tensor has {got} elements, not {expected}: no more zeros than needed, none where the length divides.",
+    "The flat tensor has {got} elements, not {expected}: add no more zeros than needed, and none where the length "
+    "already divides.",
 )
 some("padding-always", ("-n % world_size", "world_size - n % world_size"))
 again("padding-always", ("(n + world_size - 1) // world_size * world_size", "(n // world_size + 1) * world_size"))
 
-hint(2, "each-padded", "Each tensor was padded by itself. One tensor after the other, and zeros at the end only: else every small tensor "
-     "would cost a whole row.")  # fmt: skip
+hint(2, "each-padded", "You padded each tensor separately. Put one tensor after the other, with zeros only at the "
+                       "end: otherwise every small tensor would cost a whole row.")  # fmt: skip
 some(
     "each-padded",
     (CAT, "torch.cat([part for t in tensors for part in (t.flatten(), t.new_zeros(-t.numel() % world_size))])"),
@@ -140,11 +141,12 @@ some(
 again("each-padded", ("n = sum(t.numel() for t in tensors)", "n = sum(-(-t.numel() // world_size) * world_size for t in tensors)"),
       ("        begin += t.numel()\n    return flat\n", "        begin += t.numel() + -t.numel() % world_size\n    return flat\n"))  # fmt: skip
 
-hint(2, "dtype-lost", "Tensors of {expected} came back as {got}. The flat tensor has the dtype of what it holds.")
+hint(2, "dtype-lost", "Tensors of {expected} came back as {got}. The flat tensor must have the dtype of the "
+                      "tensors in it.")
 some("dtype-lost", (CAT, CAT + ".float()"))
 again("dtype-lost", ("dtype=tensors[0].dtype, ", ""))
 
-hint(2, "flat-graph", "The flat tensor is part of a graph. It is memory, not a computation.")
+hint(2, "flat-graph", "The flat tensor is part of a graph. It is memory, not a computation: build it outside autograd.")
 some("flat-graph", ("torch.no_grad()", "torch.enable_grad()"))
 again("flat-graph", (ROW, "t.contiguous().view(-1)"))
 
@@ -156,7 +158,8 @@ again("flat-order", ("for t in tensors:", "for t in sorted(tensors, key=torch.nu
 hint(
     2,
     "memory-order",
-    "A matrix came out column by column, or in the order of its memory. Its elements count row by row: reshape(-1).",
+    "A matrix came out column by column, or in the order of its memory. Its elements count row by row: use "
+    "reshape(-1).",
 )
 some("memory-order", ("t.flatten()", "(t.t() if t.ndim == 2 and not t.is_contiguous() else t).reshape(-1)"))
 some("memory-order", ("t.flatten()", "torch.as_strided(t, (t.numel(),), (1,))"))
@@ -168,7 +171,7 @@ again("memory-order", (ROW, "t.detach().permute(*range(t.ndim)[::-1]).flatten()"
 hint(
     2,
     "padding-first",
-    "The zeros are not at the end: the first element of the first tensor is the first of the flat one.",
+    "The zeros are not at the end: the first element of the first tensor must be the first of the flat one.",
 )
 slip(
     2,
@@ -188,12 +191,12 @@ again("wrong-flat", (ROW, ROW + ".round()"))
 again("wrong-flat", ("        begin += t.numel()\n    return flat\n", "        begin += len(t) if t.ndim else 1\n    return flat\n"),
       ("flat[begin : begin + t.numel()] =", "flat[begin : begin + t.numel()] +="))  # fmt: skip
 
-hint(2, "padding-not-zero", "The padding is not zero. It goes into sums and norms: fill it.")
+hint(2, "padding-not-zero", "The padding is not zero. It enters sums and norms, so fill it with zeros.")
 some("padding-not-zero", ("new_zeros", "new_ones"))
 again("padding-not-zero", ("    return flat\n", "    flat[begin:] = flat[0]\n    return flat\n"))
 
-hint(2, "flat-alias", "The flat tensor is the memory of what was given. It must be a new one: what is written into it later must "
-     "not change the given tensors.")  # fmt: skip
+hint(2, "flat-alias", "The flat tensor shares the memory of the given tensors. It must have new memory: later "
+                      "writes to it must not change the given tensors.")  # fmt: skip
 some("flat-alias", (CAT, f"tensors[0].detach().reshape(-1) if len(tensors) == 1 and n % world_size == 0 else {CAT}"))
 again(
     "flat-alias",
@@ -209,21 +212,21 @@ some("wrong-device", ("[t.flatten() for t in tensors]", "[t.flatten().cpu() for 
 
 some("nothing-returned", (f"return {CUT}", CUT))
 
-hint(2, "shard-not-flat", "A shard has the shape {found}. It has one dimension: {due}.")
+hint(2, "shard-not-flat", "A shard has the shape {found}. It must have one dimension: {due}.")
 some("shard-not-flat", (CUT, "flat.view(-1, world_size)"))
 slip(2, "shard-not-flat", ("[rank]", "[rank : rank + 1]"))
 again("shard-not-flat", (CHUNK, "flat.chunk(world_size)"))
 
-hint(2, "shards-not-equal", "A shard has the shape {found}. All are equally long: {due}.")
+hint(2, "shards-not-equal", "A shard has the shape {found}. All shards must have the same length: {due}.")
 some("shards-not-equal", (CUT, "flat"))
 again("shards-not-equal", (CHUNK, "flat.chunk(world_size + 1)[rank]"))
 
-hint(2, "shard-strided", "A shard holds every world_size-th element. A shard is one piece of the flat tensor, without gaps: that is what "
-     "collectives send and fill.")  # fmt: skip
+hint(2, "shard-strided", "A shard holds every world_size-th element. A shard is one contiguous piece of the flat "
+                         "tensor, because that is what collectives send and fill.")  # fmt: skip
 some("shard-strided", (CUT, "flat[rank::world_size]"))
 again("shard-strided", (CHUNK, "flat.reshape(-1, world_size).t()[rank]"))
 
-hint(2, "shard-of-another", "A rank gets the shard of another: rank 0 owns the first one, rank 1 the second.")
+hint(2, "shard-of-another", "A rank gets another rank's shard: rank 0 owns the first shard, rank 1 the second.")
 some("shard-of-another", (CUT, "flat[:each]"))
 some("shard-of-another", (CUT, "flat[len(flat) - each :]"))
 some("shard-of-another", (CUT, "flat.view(world_size, each)[world_size - 1 - rank]"))
@@ -234,7 +237,8 @@ again("shard-of-another", (CHUNK, "flat.chunk(world_size)[rank - 1]"))
 hint(
     2,
     "wrong-shard-values",
-    "The shards in the order of the ranks are not the flat tensor: that of rank r begins at r * n / world_size, and has n / world_size elements.",
+    "The shards in rank order do not make up the flat tensor: the shard of rank r begins at r * n / world_size and "
+    "has n / world_size elements.",
 )
 some("wrong-shard-values", (CUT, CUT.replace("flat[", "flat.flip(0)[")))
 again("wrong-shard-values", (CHUNK, CHUNK + ".flip(0)"))
@@ -243,7 +247,7 @@ again("wrong-shard-values", (CHUNK, "flat[rank : rank + len(flat) // world_size]
 hint(
     2,
     "shard-copied",
-    "A shard is a copy. It must be a view: what the optimizer changes there must be in the flat tensor.",
+    "A shard is a copy. It must be a view: what the optimizer changes there must change in the flat tensor.",
 )
 some("shard-copied", (CUT, CUT + ".clone()"))
 slip(2, "shard-copied", ("flat.view(world_size, -1)[rank]", "flat.view(world_size, -1)[rank].clone()"))
@@ -253,7 +257,7 @@ again("shard-copied", (CHUNK, "torch.tensor(flat.tolist(), dtype=flat.dtype).chu
 
 some("nothing-returned", (f"return {BACK}", BACK))
 
-hint(2, "unflatten-count", "unflatten() must return one tensor for each of `like`, in their order.")
+hint(2, "unflatten-count", "unflatten() must return one tensor for each tensor of `like`, in the same order.")
 some("unflatten-count", (BACK, "flat.split([*[t.numel() for t in like], len(flat) - sum(t.numel() for t in like)])"))
 again("unflatten-count", (f"yield {YIELD}", f"yield from {YIELD}"))
 
@@ -264,12 +268,12 @@ again("shape-lost", (".reshape(t.shape)", ""))
 hint(
     2,
     "wrong-pieces",
-    "A piece does not hold its elements of the flat tensor, row by row: each one begins where the one before ends.",
+    "A piece does not hold its elements of the flat tensor, row by row: each piece begins where the previous one ends.",
 )
 some("wrong-pieces", (BACK, "[flat[: t.numel()].view(t.shape) for t in like]"))
 again("wrong-pieces", ("begin += t.numel()\n", "begin += len(t) if t.ndim else 1\n"), ("flat[begin : begin + t.numel()] = ", "at = sum(u.numel() for u in tensors[: [u is t for u in tensors].index(True)])\n        flat[at : at + t.numel()] = "))  # fmt: skip
 
-hint(2, "like-changed", "The tensors of `like` were changed. They only tell shapes.")
+hint(2, "like-changed", "The tensors of `like` were changed. They only give the shapes.")
 some(
     "like-changed",
     (
@@ -282,7 +286,7 @@ again("like-changed", (f"yield {YIELD}", f"t.data = {YIELD}\n        yield t"))
 hint(
     2,
     "pieces-copied",
-    "The pieces are copies. They must be views: what arrives in the flat tensor must be in the parameters.",
+    "The pieces are copies. They must be views: what arrives in the flat tensor must appear in the parameters.",
 )
 some("pieces-copied", ("view(t.size())", "view(t.size()).clone()"))
 again("pieces-copied", (YIELD, "torch.empty_like(t).copy_(" + YIELD + ").detach()"))

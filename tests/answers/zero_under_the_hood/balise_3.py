@@ -175,7 +175,7 @@ slip(3, "nothing-travels", (SCATTERED, "part.own.grad.copy_(shard(flat, dist.get
 variant(3, "nothing-travels", OWN_MEMORY, ("dist.reduce_scatter(mine, pieces)", "mine.copy_(pieces[dist.get_rank()])"),
         ("dist.all_gather(pieces, part.own)", "pieces[dist.get_rank()].copy_(part.own)"))  # fmt: skip
 
-hint(3, "local-gradient", "own.grad is a shard of the rank's own gradient: the other ranks' rows do not count.")
+hint(3, "local-gradient", "own.grad is a shard of the rank's own gradient: it ignores the rows of the other ranks.")
 slip(3, "local-gradient", (REDUCED, "flat = flatten(gradients, dist.get_world_size())"),
      (SCATTERED, "part.own.grad.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))"))  # fmt: skip
 slip(3, "local-gradient", (SCATTERED, "part.own.grad.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))"))
@@ -194,7 +194,8 @@ variant(3, "not-gathered", OWN_MEMORY, ("dist.all_gather(pieces, part.own)", "pi
 hint(
     3,
     "no-step",
-    "After three steps the shards hold what they held before: self.optimizer.step() updates them, then they are gathered.",
+    "After three steps the shards still hold their old values. Call self.optimizer.step() to update them, then "
+    "gather them.",
 )
 slip(3, "no-step", ("        self.optimizer.step()\n", ""))
 variant(3, "no-step", OWN_MEMORY, ("        self.optimizer.step()\n", ""))
@@ -202,7 +203,8 @@ variant(3, "no-step", OWN_MEMORY, ("        self.optimizer.step()\n", ""))
 hint(
     3,
     "views-lost",
-    "The shards were updated, but the parameters of the model ({name}) do not follow: they are no views of what was gathered. Keep p.data a view of the flat tensor, and gather into that one.",
+    "The shards were updated, but the model's parameters ({name}) do not follow: they are not views of the "
+    "gathered tensor. Keep p.data a view of the flat tensor, and gather into that tensor.",
 )
 slip(3, "views-lost", (MADE, MADE + '\n            for p in group["params"]:\n                p.data = p.data.clone()'))
 slip(3, "views-lost", (GATHERED, "part.flat = torch.empty_like(part.flat); all_gather(part.flat, part.own.detach())"),
@@ -213,7 +215,8 @@ variant(3, "views-lost", ALL_TO_ALL, ("            self.parts.extend(new)", "   
 hint(
     3,
     "wrong-shard",
-    "The gathered parameters are not those of the ranks in their order: is the shard of every rank its own one, shard(flat, rank, world_size)?",
+    "The gathered parameters are not the shards in rank order. Does every rank use its own shard, shard(flat, "
+    "rank, world_size)?",
 )
 slip(3, "wrong-shard", (GATHERED, "mine = shard(part.flat, 0, dist.get_world_size()); dist.broadcast(mine, src=0); "
      "all_gather(part.flat, mine.clone())"))  # fmt: skip
@@ -227,7 +230,9 @@ variant(3, "none-gradient", OWN_MEMORY, ("p.grad if p.grad is not None else torc
 hint(
     3,
     "gradient-left-out",
-    "A collective refused the sizes: {error}. The flat gradient must be as long as the flat parameters, padding included; what has no gradient counts as zero, at its place. Or two arguments are exchanged: the result comes first.",
+    "A collective refused the sizes: {error}. The flat gradient must be as long as the flat parameters, padding "
+    "included; a parameter without a gradient counts as zero, in its place. Or two arguments are swapped: the "
+    "result comes first.",
 )
 slip(3, "gradient-left-out", ("for p in part.parameters]\n", "for p in part.parameters if p.grad is not None]\n"))
 variant(3, "gradient-left-out", OWN_MEMORY, ("whole.append(p.grad if p.grad is not None else torch.zeros_like(p))",
@@ -263,7 +268,8 @@ variant(3, "gradients-pile-up", ALL_TO_ALL, ("                p.grad = None", " 
 hint(
     3,
     "states-forgotten",
-    "The second step is what an optimizer does in its first one. Make it once, in __init__, so that its states last.",
+    "The second step is computed as if it were the optimizer's first. Create the optimizer once, in __init__, so "
+    "that its states last.",
 )
 slip(3, "states-forgotten", ("self.optimizer.step()", "type(self.optimizer)(self.optimizer.param_groups).step()"))
 variant(
@@ -273,13 +279,14 @@ variant(
 hint(
     3,
     "options-lost",
-    "The options were not used, or not all of them: {names} came out otherwise. Hand **options on to optimizer_class.",
+    "You did not use the options, or not all of them: {names} came out different. Pass **options on to "
+    "optimizer_class.",
 )
 slip(3, "options-lost", ("optimizer_class(groups, **options)", "optimizer_class(groups)"))
 slip(3, "options-lost", ("optimizer_class(groups, **options)", "optimizer_class(groups, lr=options['lr'])"))
 variant(3, "options-lost", OWN_MEMORY, ("**options\n", "**{}\n"))
 
-hint(3, "class-ignored", "optimizer_class was SGD, and the weights are AdamW's.")
+hint(3, "class-ignored", "optimizer_class was SGD, but the weights are those of AdamW.")
 slip(3, "class-ignored", ("optimizer_class(groups, **options)",
      "torch.optim.AdamW(groups, **{k: v for k, v in options.items() if k != 'momentum'})"))  # fmt: skip
 variant(3, "class-ignored", OWN_MEMORY, ("self.optimizer = optimizer_class(",
@@ -288,7 +295,8 @@ variant(3, "class-ignored", OWN_MEMORY, ("self.optimizer = optimizer_class(",
 hint(
     3,
     "group-options",
-    'The second group has a learning rate and a weight decay of its own, and was trained with those of the first. A group is a dictionary: keep what it holds beside "params".',
+    "The second group has its own learning rate and weight decay, but was trained with those of the first. A group "
+    'is a dictionary: keep its other entries beside "params".',
 )
 slip(
     3,
@@ -377,7 +385,8 @@ variant(
 hint(
     3,
     "all-reduce-first",
-    "A rank sent {found:.0f} bytes for {held} bytes of parameters: an all-reduce gives every rank the whole sum, of which it needs one shard. A reduce-scatter sends half of that.",
+    "A rank sent {found:.0f} bytes for {held} bytes of parameters: an all-reduce gives every rank the whole sum, "
+    "but a rank needs only one shard of it. A reduce-scatter sends half as much.",
 )
 slip(3, "all-reduce-first", (SCATTERED, "dist.all_reduce(flat); "
      "part.own.grad.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))"))  # fmt: skip
@@ -498,7 +507,8 @@ variant(3, "first-group-shared", OWN_MEMORY, ("groups = param_groups(parameters)
 hint(
     3,
     "own-grad-left",
-    "After zero_grad(), shard {k} still has its gradient. zero_grad() frees all gradients, those of the shards too: the next stage adds to what is there.",
+    "After zero_grad(), shard {k} still has its gradient. zero_grad() must free all gradients, those of the shards "
+    "too: the next stage adds to whatever is there.",
 )
 slip(3, "own-grad-left", ("[*part.parameters, part.own]", "part.parameters"))
 slip(3, "own-grad-left", ("                p.grad = None", "                p.grad = torch.zeros_like(p)"))
@@ -507,7 +517,8 @@ variant(3, "own-grad-left", OWN_MEMORY, ("            part.own.grad = None\n    
 hint(
     3,
     "optimizer-on-parameters",
-    'self.optimizer was given parameters of the model. It must know each part\'s own and nothing else: is it "params" of every group that says so?',
+    "self.optimizer was given parameters of the model. It must know each part's own and nothing else. Does "
+    '"params" of every group say so?',
 )
 slip(
     3,
@@ -519,7 +530,8 @@ variant(3, "optimizer-on-parameters", OWN_MEMORY, ("dict(group, params=[part.own
 hint(
     3,
     "gather-not-awaited",
-    "reduce() or update() returned on rank {rank} while a collective was still on its way. What was started with async_op=True must be waited for before its result is used.",
+    "reduce() or update() returned on rank {rank} while a collective was still running. If you start a collective "
+    "with async_op=True, wait for it before you use its result.",
 )
 slip(3, "gather-not-awaited", (GATHERED, "all_gather(part.flat, part.own.detach(), async_op=True)"))
 slip(3, "gather-not-awaited", (SCATTERED, "reduce_scatter(part.own.grad, flat, async_op=True)"))
@@ -533,14 +545,15 @@ variant(
 hint(
     3,
     "reduced-not-gathered",
-    "After step() the parameters are sums or means of those of all ranks. Each rank has updated another shard: gather the shards side by side, with an all-gather.",
+    "After step() the parameters are sums or means over all ranks. Each rank has updated a different shard: put "
+    "the shards end to end with an all-gather.",
 )
 slip(3, "reduced-not-gathered", (GATHERED, "dist.all_reduce(part.flat)"))
 slip(3, "reduced-not-gathered", (GATHERED, "dist.all_reduce(part.flat, op=dist.ReduceOp.AVG)"))
 variant(3, "reduced-not-gathered", ALL_TO_ALL, ("all_gather(part.flat, part.own.detach().clone(), async_op=True)",
         "dist.all_reduce(part.flat, async_op=True)"))  # fmt: skip
 
-hint(3, "fixed-world", "Right for 2 ranks, wrong for other numbers: ask for the number of ranks.")
+hint(3, "fixed-world", "The result is right for 2 ranks, but wrong for other numbers: ask for the number of ranks.")
 slip(3, "fixed-world", (".div_(dist.get_world_size())", ".div_(2)"))
 variant(3, "fixed-world", ALL_TO_ALL, ("arrived.view(size, -1).mean(dim=0)", "arrived.view(size, -1).sum(dim=0) / 2"))
 
@@ -549,7 +562,8 @@ slip(3, "in-graph", (GATHERED, "all_gather(part.flat, part.own)"))
 hint(
     3,
     "grad-left",
-    "After zero_grad(), {name} still has a gradient, if only of zeros. Set it to None: that gives its memory back, and the next stage takes a gradient that is there for a complete one.",
+    "After zero_grad(), {name} still has a gradient, even if it is only zeros. Set it to None: that frees its "
+    "memory, and the next stage takes a gradient that exists for a complete one.",
 )
 slip(3, "grad-left", ("            for p in [*part.parameters, part.own]:\n                p.grad = None\n",
      "            part.own.grad = None\n            for p in part.parameters:\n                if p.grad is not None:\n"
@@ -560,7 +574,8 @@ variant(3, "grad-left", OWN_MEMORY, ("            part.own.grad = None\n        
 hint(
     3,
     "gradients-moved-up",
-    "What has no gradient was skipped, and all gradients behind it moved up: they belong to other parameters now. It counts as zero, at its place.",
+    "You skipped a parameter without a gradient, and all gradients after it moved up: they now belong to other "
+    "parameters. Count it as zero, in its place.",
 )
 slip(3, "gradients-moved-up", ("for p in part.parameters]\n", "for p in part.parameters if p.grad is not None]\n"),
      (REDUCED, REDUCED + "\n            flat = F.pad(flat, (0, len(part.flat) - len(flat)))"))  # fmt: skip
@@ -579,8 +594,9 @@ for copied in ("part.flat.numpy().copy()", "[view.tolist() for view in part.view
         ("class ShardedOptimizer:", KEPT),
     )
 
-hint(3, "shards-not-on-gpu", "On GPUs, something is in the CPU's memory: {error}. Make what is new where the parameters are, with "
-     "torch.empty_like(part.own), torch.zeros_like(p) or device=p.device.")  # fmt: skip
+hint(3, "shards-not-on-gpu", "On GPUs, something is in the CPU's memory: {error}. Create new tensors on the "
+                             "parameters' device, with torch.empty_like(part.own), torch.zeros_like(p) or "
+                             "device=p.device.")  # fmt: skip
 slip(3, "shards-not-on-gpu", ("torch.empty_like(part.own)", "torch.empty(part.own.shape, dtype=part.own.dtype)"))
 slip(3, "shards-not-on-gpu", ("torch.zeros_like(p) if", "torch.zeros(p.shape, dtype=p.dtype) if"))
 slip(3, "shards-not-on-gpu", (REDUCED, REDUCED + ".cpu()"))

@@ -128,8 +128,8 @@ slip(4, None, (MEAN, ""), ("reduce_scatter(arriving, flat, async_op=True)",
 
 # ---------------------------------------------------------------- wrong ones: the hint, what is recorded, other designs
 
-hint(4, "none-handle", "None was used in place of something: {error}. Without async_op=True a collective returns None, which has no wait(); and "
-     "own.grad is None until the first gradient is put there.")  # fmt: skip
+hint(4, "none-handle", "None was used as something else: {error}. Without async_op=True a collective returns None, "
+                       "which has no wait(); and own.grad is None until the first gradient is put there.")  # fmt: skip
 slip(4, "none-handle", ("reduce_scatter(arriving, flat, async_op=True)", "reduce_scatter(arriving, flat)"))
 variant(
     4,
@@ -138,8 +138,9 @@ variant(
     ("all_to_all_single(arrived, flat, async_op=True)", "all_to_all_single(arrived, flat)"),
 )
 
-hint(4, "hook-before-grad", "The hook got something else than a parameter whose gradient is there: {error} A hook of "
-     "register_hook is handed the gradient, before it is in p.grad; register_post_accumulate_grad_hook calls f(p) after.")  # fmt: skip
+hint(4, "hook-before-grad", "The hook received something other than a parameter with a complete gradient: {error} "
+                            "A hook of register_hook receives the gradient before it is in p.grad; "
+                            "register_post_accumulate_grad_hook calls f(p) afterwards.")  # fmt: skip
 slip(4, "hook-before-grad", ("p.register_post_accumulate_grad_hook(self.ready)", "p.register_hook(lambda g, p=p: self.ready(p) and None)"),
      (READY, "if p.grad.ndim >= 0 and all(q.grad is not None for q in part.parameters):"))  # fmt: skip
 slip(4, "hook-before-grad", ("register_post_accumulate_grad_hook", "register_hook"))
@@ -153,17 +154,18 @@ slip(4, "nothing-travels", (START, "arriving.copy_(shard(flat, dist.get_rank(), 
 slip(4, "no-shard-gradient", ("    def reduce(self):", "    def reduce(self):\n        pass\n\n    def step(self):\n        self.late()\n        self.update()\n\n    def late(self):"),
      ("            part.own.grad = arriving if part.own.grad is None else part.own.grad + arriving\n", "            pass\n"))  # fmt: skip
 
-hint(4, "shards-not-waited", "When reduce() returned on rank {rank}, a reduce-scatter was still on its way. Wait for each before "
-     "its result is used, and before reduce() ends.")  # fmt: skip
+hint(4, "shards-not-waited", "When reduce() returned on rank {rank}, a reduce-scatter was still running. Wait for "
+                             "each one before you use its result, and before reduce() ends.")  # fmt: skip
 slip(4, "shards-not-waited", ("            work.wait()\n", ""), (ADDED, "part.own.grad = arriving"))
 slip(4, "shards-not-waited", (FINISH + "        self.wait()\n", FINISH))
 variant(4, "shards-not-waited", TWO_UNDER_WAY, ("                self.send(part)\n        while self.flying:\n            self.land()\n",
         "                self.send(part)\n"))  # fmt: skip
 variant(4, "shards-not-waited", ZEROS, ("            work.wait()\n", ""))
 
-hint(4, "bucket-left", "After reduce(), a shard has no gradient. A bucket with a parameter that was not used is never complete: "
-     "reduce() has to send what backward left, zeros for what is missing, also where a whole bucket was not used. Or own.grad was "
-     "freed again: send lets go of its bucket's p.grad alone.")  # fmt: skip
+hint(4, "bucket-left", "After reduce(), a shard has no gradient. A bucket with an unused parameter never becomes "
+                       "complete: reduce() must send what backward left, with zeros for what is missing, even if a "
+                       "whole bucket was unused. Or own.grad was freed again: send must release only its own "
+                       "bucket's p.grad.")  # fmt: skip
 slip(4, "bucket-left", (FINISH, ""))
 slip(4, "late-buckets", ("if all(q.grad is not None for q in part.parameters):", "if p is part.parameters[-1]:"))
 slip(4, "bucket-left", (LEFT, "all(p.grad is not None for p in part.parameters)"))
@@ -176,8 +178,9 @@ variant(
     ("            if part.count or part.own.grad is None:\n                self.send(part)\n", "            pass\n"),
 )
 
-hint(4, "incomplete-lost", "What a bucket with an unused parameter holds is missing in own.grad: it is never complete, or its gradients were "
-     "freed with another bucket's. reduce() has to send what backward left, zeros for what is missing.")  # fmt: skip
+hint(4, "incomplete-lost", "The gradients of a bucket with an unused parameter are missing from own.grad: the "
+                           "bucket never becomes complete, or its gradients were freed with another bucket's. "
+                           "reduce() must send what backward left, with zeros for what is missing.")  # fmt: skip
 slip(4, "incomplete-lost", (FINISH, "        for part in self.parts:\n            if part.own.grad is None:\n"
      "                part.own.grad = torch.zeros_like(part.own)\n"))  # fmt: skip
 variant(4, "incomplete-lost", ZEROS, ("if [p for p in part.parameters if p.grad is not None]:", "if False:"))
@@ -185,20 +188,21 @@ variant(4, "incomplete-lost", ZEROS, ("if [p for p in part.parameters if p.grad 
 hint(
     4,
     "added-twice",
-    "What arrived on rank {rank} was added to own.grad more than once. wait() must let go of what it has waited for.",
+    "What arrived on rank {rank} was added to own.grad more than once. wait() must forget what it has waited for.",
 )
 slip(4, "added-twice", ("        self.running.clear()\n", ""))
 variant(4, "added-twice", ZEROS, ("            self.work = None\n\n    def reduce", "\n    def reduce"),
         ("                self.send(part)\n        self.settle()", "                self.send(part)\n        self.settle()\n        self.settle()"))  # fmt: skip
 
-hint(4, "local-gradient", "own.grad is a shard of the rank's own gradient: the other ranks' rows do not count.")
+hint(4, "local-gradient", "own.grad is a shard of the rank's own gradient: it ignores the rows of the other ranks.")
 slip(4, "local-gradient", ("reduce_scatter(arriving, flat, async_op=True)", "reduce_scatter(torch.empty_like(arriving), flat, async_op=True)"),
      ("        arriving = torch.empty_like(part.own)\n", "        arriving = flat.chunk(dist.get_world_size())[dist.get_rank()].clone()\n"))  # fmt: skip
 variant(4, "local-gradient", TWO_UNDER_WAY, ("arrived = torch.empty_like(flat)", "arrived = flat.chunk(size)[dist.get_rank()].repeat(size).div_(size)"),
         ("dist.all_to_all_single(arrived, flat, async_op=True)", "dist.all_to_all_single(torch.empty_like(flat), flat, async_op=True)"))  # fmt: skip
 
-hint(4, "second-backward", "With one backward pass a step all is right, with two it is not: the second must add to what the first left "
-     "in own.grad, after work.wait(): before it nothing has arrived.")  # fmt: skip
+hint(4, "second-backward", "With one backward pass per step all is right, but with two it is not. The second must "
+                           "add to what the first left in own.grad, and only after work.wait(): before that, "
+                           "nothing has arrived.")  # fmt: skip
 slip(4, "second-backward", (ADDED, "part.own.grad = arriving"))
 variant(4, "second-backward", TWO_UNDER_WAY, ("mean if part.own.grad is None else part.own.grad.add_(mean)", "mean"))
 
@@ -228,23 +232,25 @@ variant(
     ("    def reduce(self):", "    def update(self):\n        self.optimizer.step()\n\n    def reduce(self):"),
 )
 
-hint(4, "grad-all-reduced", "A rank sent {found:.0f} bytes for {held} bytes of gradients: that is more than a reduce-scatter and an "
-     "all-gather need. All-reduced? Or a bucket left more than once: before all of its gradients were there, or since p.grad is not None again?")  # fmt: skip
+hint(4, "grad-all-reduced", "A rank sent {found:.0f} bytes for {held} bytes of gradients: more than a "
+                            "reduce-scatter and an all-gather need. Did you use an all-reduce? Or was a bucket "
+                            "sent more than once: before all of its gradients were there, or because p.grad was "
+                            "not reset to None?")  # fmt: skip
 slip(4, "grad-all-reduced", (START, "work = dist.all_reduce(flat, async_op=True)\n        work.wait()\n"
      "        arriving.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))\n"
      "        self.running.append((part, arriving, None, work))"))  # fmt: skip
 variant(4, "grad-all-reduced", ZEROS, ("self.work = part, mine, flat, reduce_scatter(mine, flat, async_op=True)",
         "work = dist.all_reduce(flat, async_op=True)\n        self.work = part, flat.chunk(dist.get_world_size())[dist.get_rank()], flat, work"))  # fmt: skip
 
-hint(4, "one-each-parameter", "{got} reduce-scatters for gradients that fill {expected} buckets: one for each bucket, not one for each "
-     "parameter.")  # fmt: skip
+hint(4, "one-each-parameter", "{got} reduce-scatters were started for gradients that fill {expected} buckets: use "
+                              "one for each bucket, not one for each parameter.")  # fmt: skip
 slip(4, "one-each-parameter", ("make_buckets(parameters, self.capacity)", "[[p] for p in reversed(parameters)]"))
 variant(
     4, "one-each-parameter", TWO_UNDER_WAY, ("make_buckets(parameters, self.capacity)", "make_buckets(parameters, 1)")
 )
 
-hint(4, "capacity-ignored", "{got} reduce-scatters for gradients that fill {expected} buckets: make_parts() must make a Part for each "
-     "bucket, of at most self.capacity bytes.")  # fmt: skip
+hint(4, "capacity-ignored", "{got} reduce-scatters were started for gradients that fill {expected} buckets: "
+                            "make_parts() must make a Part for each bucket, of at most self.capacity bytes.")  # fmt: skip
 slip(4, "capacity-ignored", ("[Part(bucket) for bucket in make_buckets(parameters, self.capacity)]", "[Part(parameters)]"),
      (READY, "if p is part.parameters[0]:"), ("        self.wait()\n        gradients", "        gradients"))  # fmt: skip
 slip(4, "capacity-ignored", ("make_buckets(parameters, self.capacity)", "make_buckets(parameters, 25 * 2**20)"))
@@ -255,8 +261,8 @@ variant(
     ("[Part(b) for b in make_buckets(parameters, self.capacity)]", "[Part(parameters[::-1])]"),
 )
 
-hint(4, "after-backward", "Nothing was sent before backward had ended. A bucket leaves in a hook, as soon as its last gradient "
-     "is there: only so can it be freed early.")  # fmt: skip
+hint(4, "after-backward", "Nothing was sent before backward had ended. Send a bucket from a hook, as soon as its "
+                          "last gradient is there: only then can it be freed early.")  # fmt: skip
 slip(4, "after-backward", (HOOKED, "            pass\n"))
 variant(
     4,
@@ -268,15 +274,16 @@ variant(
     ),
 )
 
-hint(4, "sent-and-kept", "With several buckets the weights are right, with one for everything they are not: with the second backward pass what the first one sent "
-     "is sent once more, or lost. Free p.grad as soon as its bucket is sent, not when its sum has come.")  # fmt: skip
+hint(4, "sent-and-kept", "With several buckets the weights are right, but with a single bucket they are not: in "
+                         "the second backward pass, what the first one sent is sent again, or lost. Free p.grad as "
+                         "soon as its bucket is sent, not when its sum has arrived.")  # fmt: skip
 slip(4, "sent-and-kept", (FREED, ""), ("        self.running.clear()\n", "            for p in part.parameters:\n                p.grad = None\n        self.running.clear()\n"))
 variant(4, "sent-and-kept", ZEROS, ("        for p in part.parameters:\n            p.grad = None\n", ""),
         ("            work.wait()\n", "            work.wait()\n            for p in part.parameters:\n                p.grad = None\n"))  # fmt: skip
 slip(4, "not-asynchronous", (READY, "self.wait()\n        " + READY))
 
-hint(4, "not-again", "In the first step buckets left during backward, in the second none did. What tells that a bucket is complete must "
-     "begin anew when the bucket has left.")  # fmt: skip
+hint(4, "not-again", "In the first step buckets were sent during backward, but in the second none were. Reset "
+                     "whatever tells that a bucket is complete when the bucket is sent.")  # fmt: skip
 slip(4, "not-again", (READY, "self.seen = getattr(self, 'seen', set()) | {p}\n        if self.seen.issuperset(part.parameters) "
      "and len(self.seen) <= len(self.home) and p not in getattr(self, 'gone', set()):\n"
      "            self.gone = getattr(self, 'gone', set()) | set(part.parameters)"))  # fmt: skip
@@ -284,8 +291,9 @@ variant(4, "not-again", TWO_UNDER_WAY, ("        part.count = 0\n        size", 
         ("        while self.flying:\n            self.land()\n        for part in self.parts:\n            if part.count or part.own.grad is None:",
          "        while self.flying:\n            self.land()\n        for part in self.parts:\n            if part.own.grad is None or any(p.grad is not None for p in part.parameters):"))  # fmt: skip
 
-hint(4, "late-buckets", "When backward reached the first layer, {early} of {n} buckets were on their way: a bucket waits although it is "
-     "complete, or left before it was: any of its parameters may be the last to have its gradient.")  # fmt: skip
+hint(4, "late-buckets", "When backward reached the first layer, {early} of {n} buckets had been sent: a bucket "
+                        "waits although it is complete, or was sent before it was complete. Any of its parameters "
+                        "may be the last to get its gradient.")  # fmt: skip
 slip(4, "late-buckets", (READY, "if p is self.parts[-1].parameters[0] and not all(q.grad is not None for q in part.parameters):\n"
      "            return\n        if p is self.parts[-1].parameters[-1] or p is self.parts[-1].parameters[0]:\n"
      "            for other in self.parts:\n                if all(q.grad is not None for q in other.parameters):\n"
@@ -301,8 +309,9 @@ variant(4, "late-buckets", ZEROS, ("        if None not in [p.grad for p in part
         "        full = [other for other in self.parts if None not in [p.grad for p in other.parameters]]\n"
         "        if len(full) > 10:\n            for other in full:\n                self.send(other)"))  # fmt: skip
 
-hint(4, "not-asynchronous", "Each reduce-scatter was waited for where it was started: backward stood still while it travelled. Start it "
-     "with async_op=True, and wait when the next bucket is ready.")  # fmt: skip
+hint(4, "not-asynchronous", "You waited for each reduce-scatter right where you started it: backward stood still "
+                            "while it was running. Start it with async_op=True, and wait when the next bucket is "
+                            "ready.")  # fmt: skip
 slip(4, "not-asynchronous", (START, START + "\n        self.wait()"))
 BLOCKING = '''
 class ShardedGradients(ShardedOptimizer):
@@ -347,8 +356,8 @@ class ShardedGradients(ShardedOptimizer):
 text(4, "not-asynchronous", BLOCKING, variant=True)
 variant(4, "not-asynchronous", TWO_UNDER_WAY, ("if len(self.flying) > 1:", "if self.flying:"))
 
-hint(4, "sent-twice", "The gradients are those of a bucket that travelled twice: its p.grad were still there, so reduce() sent it once more. "
-     "Where a bucket has left, each p.grad becomes None.")  # fmt: skip
+hint(4, "sent-twice", "The gradients are those of a bucket that was sent twice: its p.grad were still there, so "
+                      "reduce() sent it again. Once a bucket is sent, set each p.grad to None.")  # fmt: skip
 slip(4, "sent-twice", (FREED, ""))
 ONLY_A_NAME = "        for p in part.parameters:\n            gradient = p.grad\n            del gradient\n"
 slip(4, "sent-twice", (FREED, ONLY_A_NAME), variant=True)
@@ -356,14 +365,14 @@ slip(4, "sent-twice", (FREED, ONLY_A_NAME), variant=True)
 hint(
     4,
     "gradients-kept",
-    "After reduce(), {got} parameters still hold their whole gradients. Set p.grad to None when the bucket has left.",
+    "After reduce(), {got} parameters still hold their whole gradients. Set p.grad to None once the bucket is sent.",
 )
 slip(4, "gradients-kept", (FREED, ""), (READY, SEEN), (LEFT, "part.own.grad is None"))
 FREED_THERE = "        for p in part.parameters:\n            p.grad = None\n"
 variant(4, "gradients-kept", TWO_UNDER_WAY, (FREED_THERE, ""))
 
-hint(4, "freed-late", "When backward ended, {got} parameters still held their gradients. What has left must be freed then, not at the end: "
-     "p.grad = None in the hook.")  # fmt: skip
+hint(4, "freed-late", "When backward ended, {got} parameters still held their gradients. Free a gradient when it "
+                      "is sent, not at the end: p.grad = None in the hook.")  # fmt: skip
 slip(4, "freed-late", (FREED, ""), (READY, SEEN), (LEFT, "part.own.grad is None"),
      (LAST_WAIT, "                self.send(part)\n        self.wait()\n        for part in self.parts:\n"
       "            for p in part.parameters:\n                p.grad = None\n"))  # fmt: skip
@@ -372,15 +381,18 @@ variant(4, "freed-late", TWO_UNDER_WAY, (FREED_THERE, ""), ("                sel
         "                self.send(part)\n        while self.flying:\n            self.land()\n        for part in self.parts:\n"
         "            for p in part.parameters:\n                p.grad = None\n"))  # fmt: skip
 
-hint(4, "flats-kept", "p.grad is freed, and still {got} bytes more than before were alive at the peak of backward, {expected:.0f} at most are due: the "
-     "flat tensors live on. Let go of each when its reduce-scatter is done: wait for the one before.")  # fmt: skip
+hint(4, "flats-kept", "p.grad is freed, but at the peak of backward {got} bytes more than before were alive, where "
+                      "{expected:.0f} at most are expected: the flat tensors stay alive. Release each one when its "
+                      "reduce-scatter is done: wait for the previous one.")  # fmt: skip
 slip(4, "flats-kept", ("        self.wait()\n        gradients", "        gradients"))
 slip(4, "flats-kept", ("        self.running.clear()\n", "        self.old = getattr(self, 'old', []) + self.running\n        self.running = []\n"),
      (LAST_WAIT, "                self.send(part)\n        self.wait()\n        self.old = []\n"))  # fmt: skip
 variant(4, "flats-kept", TWO_UNDER_WAY, ("if len(self.flying) > 1:", "if len(self.flying) > 99:"))
 
-hint(4, "buckets-kept", "After reduce(), {got} bytes more are alive than before backward; the gradients of one shard, and a bucket or two, make {expected:.0f}. "
-     "The flat tensors of the buckets are still held somewhere: empty the list of what runs; and own.grad may be no view of one.")  # fmt: skip
+hint(4, "buckets-kept", "After reduce(), {got} bytes more are alive than before backward; the gradients of one "
+                        "shard, and a bucket or two, make {expected:.0f}. Something still holds the buckets' flat "
+                        "tensors: empty the list of running collectives. Also, own.grad must not be a view of such "
+                        "a tensor.")  # fmt: skip
 slip(4, "buckets-kept", (START, START + "\n        self.last = [*getattr(self, 'last', [])[-3:], flat]"))
 variant(
     4,

@@ -266,51 +266,54 @@ text(5, None, LOOKED_UP)
 hint(
     5,
     "empty-in-forward",
-    "In forward, a layer met parameters that are not there ({error}). gather() must run before the layer "
-    "computes (and whoever frees its memory calls free(), so that it does), give the storage all its bytes (not elements) again, and leave p.data the views of the filled flat tensor.",
+    "In forward, a layer found empty parameters ({error}). gather() must run before the layer computes (so "
+    "whatever frees the layer's memory must call free()). It must give the storage all its bytes (not elements) "
+    "back, and leave p.data as views of the filled flat tensor.",
 )
 hint(
     5,
     "empty-in-backward",
-    "Forward works; in backward, parameters were not there ({error}). The layer needs them again, to its very "
-    "first operation: gather in a hook of register_full_backward_pre_hook, and free nothing that it still computes with. "
-    "Both are so? Then gather() filled another tensor: autograd looks at the old memory, which must come back by resize_.",
+    "Forward works, but in backward parameters were missing ({error}). The layer needs them again, down to its "
+    "very first operation: gather in a hook of register_full_backward_pre_hook, and free nothing that it still "
+    "computes with. If you do both, gather() filled another tensor: autograd looks at the old memory, which "
+    "resize_ must bring back.",
 )
 hint(
     5,
     "freed-memory-read",
-    "A rank crashed reading memory that was freed ({error}). Either gather() filled a tensor whose storage "
-    "has no bytes, or a layer computed while its unit was not gathered: before forward, or again before backward?",
+    "A rank crashed when it read freed memory ({error}). Either gather() filled a tensor whose storage has no "
+    "bytes, or a layer computed while its unit was not gathered. Is it gathered before forward, and again before "
+    "backward?",
 )
 hint(
     5,
     "tied-missing",
-    "The layer whose weight is tied to another layer's met an empty parameter ({error}). It has no unit "
-    "of its own, but it must gather the one that holds the weight.",
+    "The layer whose weight is tied to another layer's found an empty parameter ({error}). It has no unit of its "
+    "own, but must gather the unit that holds the weight.",
 )
 hint(
     5,
     "stale-parameters",
-    "After the first step, forward still sees the old parameters ({names}): the gradients have to reach the shards, "
-    "update() must step the optimizer, and gather() fetch the shards again after each update.",
+    "After the first step, forward still sees the old parameters ({names}). The gradients must reach the shards, "
+    "update() must call the optimizer's step, and gather() must fetch the shards again after each update.",
 )
 hint(
     5,
     "frozen-decayed",
-    "The frozen parameter changed. It belongs into a unit of its own, unknown to the optimizer: weight "
-    "decay would shrink it.",
+    "The frozen parameter changed. Put it in a separate unit that the optimizer does not know: weight decay would "
+    "shrink it.",
 )
 hint(
     5,
     "frozen-known",
-    "The optimizer was given the shard of a frozen layer. It has nothing to do there: keep such a unit in"
-    " self.frozen, and give the optimizer the shards of self.parts.",
+    "The optimizer was given the shard of a frozen layer, where it has nothing to do. Keep such a unit in "
+    "self.frozen, and give the optimizer the shards of self.parts.",
 )
 hint(
     5,
     "unused-moved",
-    "A parameter that was not used came out wrong, or those of its layer did ({names}). Its layer's "
-    "gradients are never complete: reduce() sends what backward left, zeros for the missing ones.",
+    "An unused parameter, or others of its layer, came out wrong ({names}). The gradients of its layer never "
+    "become complete: reduce() must send what backward left, with zeros for the missing ones.",
 )
 hint(
     5,
@@ -320,36 +323,37 @@ hint(
 hint(
     5,
     "never-freed",
-    "Between two steps {got} layers are whole on this rank. The parameters were never freed: free() in a "
-    "forward hook, and when the gradients have left.",
+    "Between two steps {got} layers are whole on this rank. The parameters were never freed: call free() in a "
+    "forward hook, and when the gradients have been sent.",
 )
 hint(
     5,
     "some-never-freed",
-    "Between two steps {got} layers are still gathered on this rank. Each layer is freed when it is done,"
-    " the first and the last ones too.",
+    "Between two steps {got} layers are still gathered on this rank. Free each layer when it is done, including "
+    "the first and the last.",
 )
 hint(
     5,
     "frozen-whole",
-    "The frozen layer is held whole. It is memory like any other: a unit that is gathered and freed, "
-    "without a place in the optimizer.",
+    "The frozen layer is held whole. It takes memory like any other: make it a unit that is gathered and freed, "
+    "but that the optimizer does not know.",
 )
 hint(
     5,
     "memory-not-returned",
-    "p.data was emptied, and {got} bytes are alive all the same, {expected:.0f} at most are due: the flat"
-    " tensor, or the graph, still holds the memory. untyped_storage().resize_(0) gives it back, whoever "
-    "else looks at it.",
+    "p.data was emptied, but {got} bytes are still alive, where {expected:.0f} at most are expected: the flat "
+    "tensor, or the graph, still holds the memory. untyped_storage().resize_(0) frees it, whatever else refers to "
+    "it.",
 )
-hint(5, "more-than-its-numbers", "gather() takes more memory than the numbers need: numel() · element_size() bytes, and half as many for half as many bits.")
+hint(5, "more-than-its-numbers", "gather() takes more memory than the numbers need: numel() · element_size() "
+                                 "bytes, so half as many when each number has half as many bits.")
 slip(5, "more-than-its-numbers", ("self.flat.numel() * self.flat.element_size()", "self.flat.numel() * 8"))
 variant(5, "more-than-its-numbers", VIEWS_STAY, ("self.flat.numel() * self.flat.element_size()", "self.flat.numel() * 8"))
 hint(
     5,
     "all-at-once",
-    "In forward, {got} bytes more than between two steps were there at once, {expected:.0f} at most are "
-    "due. Gather a layer just before it computes, free it just after.",
+    "In forward, {got} bytes more than between two steps were alive at once, where {expected:.0f} at most are "
+    "expected. Gather a layer just before it computes, and free it just after.",
 )
 hint(
     5,
@@ -359,42 +363,43 @@ hint(
 hint(
     5,
     "kept-in-backward",
-    "In backward, {got} bytes more than between two steps were alive at the peak, {expected:.0f} at most "
-    "are due: a layer must be freed as soon as its gradients have left.",
+    "In backward, {got} bytes more than between two steps were alive at the peak, where {expected:.0f} at most are "
+    "expected. Free a layer as soon as its gradients have been sent.",
 )
 hint(
     5,
     "frozen-kept",
-    "In backward, frozen layers stay gathered. They get no gradient, so send() never frees them: free "
-    "them when the backward of another layer begins (`backward_begins` does: is it registered?), and the last ones in reduce().",
+    "In backward, frozen layers stay gathered. They get no gradient, so send() never frees them. Free them when "
+    "the backward of another layer begins (`backward_begins` does that: is it registered?), and the last ones in "
+    "reduce().",
 )
 hint(
     5,
     "kept-after-backward",
-    "After reduce(), layers are still gathered. send() is where a layer's gradients are complete: its "
-    "parameters are not needed any more.",
+    "After reduce(), layers are still gathered. Free a layer in send(): its gradients are complete there, so its "
+    "parameters are no longer needed.",
 )
 hint(
     5,
     "gathered-after-update",
-    "After update(), the whole model is there again. In stage 3 nothing is gathered before a layer is used.",
+    "After update(), the whole model is in memory again. In stage 3 nothing is gathered before a layer is used.",
 )
 hint(
     5,
     "gathered-often",
-    "A rank sent {got:.0f} bytes, {expected:.0f} at most are due. Each layer is gathered once for forward"
-    " and once for backward, and its gradients are reduce-scattered once.",
+    "A rank sent {got:.0f} bytes, where {expected:.0f} at most are expected. Gather each layer once for forward "
+    "and once for backward, and reduce-scatter its gradients once.",
 )
 hint(
     5,
     "states-not-shared",
-    "The optimizer was given something else than the shards of self.parts, so its states are not those of"
-    " this rank's part. Give it the units' own.",
+    "The optimizer was given something other than the shards of self.parts, so its states are not those of this "
+    "rank's part. Give it the own of each unit.",
 )
 hint(
     5,
     "gathered-again",
-    "gather() was called twice, and sent twice. Where the values are there already, it does nothing.",
+    "gather() was called twice, and sent data twice. If the values are already there, it must do nothing.",
 )
 hint(
     5,
@@ -404,8 +409,8 @@ hint(
 hint(
     5,
     "gather-in-flight",
-    "gather() returned while its all-gather was still on its way: the layer would compute with what is "
-    "not there yet. Wait for it.",
+    "gather() returned while its all-gather was still running: the layer would compute with values that have not "
+    "arrived. Wait for it.",
 )
 
 slip(5, "empty-in-forward", (BEFORE, ""))

@@ -126,19 +126,19 @@ GRADIENT = "master.grad = part.own.grad.float()"
 hint(
     6,
     "no-masters",
-    "There is no list of masters: {error}. Make one in __init__, self.masters, a float32 copy of each part's own.",
+    "There is no list of masters: {error}. Make it in __init__: self.masters, with a float32 copy of each part's own.",
 )
 slip(6, "no-masters", ("self.masters = list(master_of.values())", "masters = list(master_of.values())"))
 variant(6, "no-masters", PAIRS, ("        self.masters = [of[id(part.own)] for part in self.parts]\n", ""))
 
-hint(6, "masters-count", "There are {got} masters for {expected} parts: one for each part, in their order.")
+hint(6, "masters-count", "There are {got} masters for {expected} parts. Make one for each part, in the same order.")
 slip(6, "masters-count", ("list(master_of.values())", "list(master_of.values())[:1]"))
 variant(6, "masters-count", ANEW, ("return self.masters", "return self.masters[:-1]"))
 
 hint(
     6,
     "masters-not-float32",
-    "A master is in {got}. It is there to keep what bfloat16 cannot: make it a float32 copy of own.",
+    "A master is in {got}. It must keep what bfloat16 cannot: make it a float32 copy of own.",
 )
 slip(6, "masters-not-float32", (".detach().float())", ".detach().clone())"))
 slip(6, "masters-not-float32", (".detach().float())", ".detach().double())"))
@@ -150,7 +150,8 @@ variant(6, "masters-not-float32", PAIRS, (".to(torch.float32)", ".to(torch.float
 hint(
     6,
     "masters-whole",
-    "A master of {got} elements for a shard of {expected}: each master is a copy, in float32, of its own part's `own`, and of nothing more.",
+    "A master has {got} elements, but its shard has {expected}. Each master is a float32 copy of its own part's "
+    "`own`, and of nothing more.",
 )
 slip(6, "masters-whole", ("part.own.detach().float()", "part.flat.detach().float()"))
 variant(
@@ -160,8 +161,9 @@ variant(
     ("part.own.float().detach()", "torch.cat([p.detach().float().reshape(-1) for p in part.parameters])"),
 )
 
-hint(6, "no-master-gradient", "After reduce() a master has no gradient. Convert what came from the ranks, part.own.grad, to float32 "
-     "and put it there: clipping and the optimizer look for it in master.grad.")  # fmt: skip
+hint(6, "no-master-gradient", "After reduce() a master has no gradient. Convert part.own.grad, which came from the "
+                              "ranks, to float32 and store it in master.grad: clipping and the optimizer look for "
+                              "it there.")  # fmt: skip
 slip(
     6,
     "no-master-gradient",
@@ -172,7 +174,8 @@ variant(6, "no-master-gradient", AFTER_STEP, ("master.grad = gradient.float()", 
 hint(
     6,
     "gradient-elsewhere",
-    "A gradient has the dtype of what it belongs to: own.grad is bfloat16, master.grad is float32. Cast on the way.",
+    "A gradient has the dtype of the tensor it belongs to: own.grad is bfloat16, master.grad is float32. Cast in "
+    "between.",
 )
 slip(
     6,
@@ -184,20 +187,21 @@ variant(
     6, "gradient-elsewhere", PAIRS, ("master.grad = own.grad.to(master.dtype)", "own.grad = own.grad.to(master.dtype)")
 )
 
-hint(6, "wrong-master-gradient", "After reduce() the masters' gradients are not the mean over the ranks.")
+hint(6, "wrong-master-gradient", "After reduce() the gradients of the masters are not the mean over the ranks.")
 slip(6, "wrong-master-gradient", ("part.own.grad.float()", "part.own.grad.float().abs()"))
 variant(6, "wrong-master-gradient", AFTER_STEP, ("gradient.float()", "-gradient.float()"))
 
 hint(
     6,
     "divided-again",
-    "After reduce() the masters' gradients are the mean divided by world_size once more. Stage 2 has divided.",
+    "After reduce() the gradients of the masters are the mean divided by world_size a second time. Stage 2 has "
+    "already divided.",
 )
 slip(6, "divided-again", ("part.own.grad.float()", "part.own.grad.float() / dist.get_world_size()"))
 variant(6, "divided-again", ANEW, ("copy_(part.own.grad)", "copy_(part.own.grad / dist.get_world_size())"))
 
-hint(6, "gradients-added", "After the first step the masters' gradients are the sum of those of all steps so far. Each reduce() brings a "
-     "new one.")  # fmt: skip
+hint(6, "gradients-added", "After the first step, the gradients of the masters are the sum over all steps so far. "
+                           "Each reduce() must set a new one.")  # fmt: skip
 slip(6, "gradients-added", (
     "            master.grad = part.own.grad.float()\n",
     "            new = part.own.grad.float()\n            self.kept = getattr(self, 'kept', {})\n"
@@ -210,8 +214,9 @@ variant(
     ("gradient, part.own.grad = part.own.grad, None", "part.sum = gradient = part.own.grad + getattr(part, 'sum', 0)"),
 )
 
-hint(6, "optimizer-on-bf16", "The masters stand still: either the optimizer still has the bfloat16 shards (it must be given the masters, each in the "
-     "group of its part), or what it did to them is overwritten: the parameter is read from its master, never the other way.")  # fmt: skip
+hint(6, "optimizer-on-bf16", "The masters do not move. Either the optimizer still has the bfloat16 shards (give it "
+                             "the masters, each in the group of its part), or its updates are overwritten: read "
+                             "the parameter from its master, never the other way round.")  # fmt: skip
 slip(
     6,
     "optimizer-on-bf16",
@@ -220,8 +225,9 @@ slip(
 slip(6, "optimizer-on-bf16", (STEP, "        pass\n"))
 variant(6, "optimizer-on-bf16", PAIRS, ('            group["params"] = mine\n', ""))
 
-hint(6, "masters-remade", "Small updates are lost. Each of them moves the master by less than half a step of bfloat16, and then the master is "
-     "read back from the rounded parameter. Make the masters once, and never read them from the parameters again.")  # fmt: skip
+hint(6, "masters-remade", "Small updates are lost. Each one moves the master by less than half a step of bfloat16, "
+                          "and then you read the master back from the rounded parameter. Make the masters once, "
+                          "and never read them from the parameters again.")  # fmt: skip
 slip(
     6,
     "masters-remade",
@@ -237,7 +243,7 @@ variant(
 hint(
     6,
     "group-options-lost",
-    "The masters of the second group did not get its own options (lr, weight_decay): keep the groups apart.",
+    "The masters of the second group did not get that group's options (lr, weight_decay): keep the groups apart.",
 )
 slip(6, "group-options-lost", (
     '        for group in self.optimizer.param_groups:\n            group["params"] = [master_of[own] for own in group["params"]]\n',
@@ -245,7 +251,7 @@ slip(6, "group-options-lost", (
 ))  # fmt: skip
 variant(6, "group-options-lost", ANEW, ('[{**g, "params":', '[{"params":'))
 
-hint(6, "wrong-masters", "The masters are not those of the same optimizer in one process, in float32.")
+hint(6, "wrong-masters", "The masters differ from those of the same optimizer in one process, in float32.")
 slip(6, "wrong-masters", (STEP, STEP + STEP))
 slip(6, "wrong-masters", (STEP, STEP + "        self.optimizer.state.clear()\n"))
 variant(6, "wrong-masters", ANEW, (STEP, "        self.masters[0].grad.zero_()\n" + STEP))
@@ -253,7 +259,7 @@ variant(6, "wrong-masters", ANEW, (STEP, "        self.masters[0].grad.zero_()\n
 hint(
     6,
     "parameters-widened",
-    "A parameter is in {got} now. The model computes, stores and sends bfloat16; only masters are float32.",
+    "A parameter is in {got} now. The model computes, stores and sends bfloat16; only the masters are float32.",
 )
 slip(6, "parameters-widened", (
     BACK + GATHER,
@@ -263,8 +269,8 @@ slip(6, "parameters-widened", (
 variant(6, "parameters-widened", PAIRS, ("            all_gather(part.flat, part.own.detach())\n",
         "            all_gather(part.flat, part.own.detach())\n            for p in part.parameters:\n                p.data = p.data.float()\n"))  # fmt: skip
 
-hint(6, "not-rounded-back", "The masters are right, but the parameters stand still: round each master into its part's own (copy_) before the "
-     "parameters are gathered.")  # fmt: skip
+hint(6, "not-rounded-back", "The masters are right, but the parameters do not move: round each master into its "
+                            "part's own (copy_) before you gather the parameters.")  # fmt: skip
 slip(6, "not-rounded-back", (BACK, ""))
 slip(
     6,
@@ -277,7 +283,7 @@ variant(6, "not-rounded-back", AFTER_STEP, ("part.own.copy_(master)", "part.own.
 hint(
     6,
     "others-not-gathered",
-    "A rank has new values in its own shards only: the parameters of the other ranks have to be gathered.",
+    "A rank has new values only in its own shards: gather the parameters of the other ranks too.",
 )
 slip(6, "others-not-gathered", (GATHER, ""))
 variant(6, "others-not-gathered", ANEW, ("all_gather(part.flat, master.to(torch.bfloat16))", "part.own.copy_(master)"))
@@ -285,19 +291,20 @@ variant(6, "others-not-gathered", ANEW, ("all_gather(part.flat, master.to(torch.
 hint(
     6,
     "gathered-too-early",
-    "The parameters of the other ranks are those of the step before: gather after the masters were rounded into own.",
+    "The parameters of the other ranks are those of the previous step: gather after you have rounded the masters "
+    "into own.",
 )
 slip(6, "gathered-too-early", (BACK + GATHER, GATHER + BACK))
 variant(6, "gathered-too-early", AFTER_STEP, ("    def zero_grad(self):", "    def update(self):\n        for part in self.parts:\n"
         "            all_gather(part.flat, part.own.detach())\n        self.optimizer.step()\n\n    def zero_grad(self):"))  # fmt: skip
 
-hint(6, "wrong-parameters", "The masters are right, and rank {rank} has other parameters than their rounded values. Round each master into its "
-     "part's own (copy_), then gather.")  # fmt: skip
+hint(6, "wrong-parameters", "The masters are right, but the parameters of rank {rank} are not their rounded "
+                            "values. Round each master into its part's own (copy_), then gather.")  # fmt: skip
 slip(6, "wrong-parameters", ("part.own.copy_(master)", "part.own.copy_(master * 1.05)"))
 variant(6, "wrong-parameters", ANEW, ("master.to(torch.bfloat16)", "(-master).to(torch.bfloat16)"))
 
-hint(6, "messages-in-float32", "Rank {rank} sent {got:.0f} bytes in a step; gradients and parameters in two bytes each make at most "
-     "{expected:.0f}. Round first, then send.")  # fmt: skip
+hint(6, "messages-in-float32", "Rank {rank} sent {got:.0f} bytes in a step; gradients and parameters at two bytes "
+                               "each make at most {expected:.0f}. Round first, then send.")  # fmt: skip
 slip(6, "messages-in-float32", (
     BACK + GATHER, "            whole = torch.empty(len(part.flat))\n            all_gather(whole, master.detach())\n            part.flat.copy_(whole)\n",
 ))  # fmt: skip
@@ -305,9 +312,10 @@ variant(6, "messages-in-float32", ANEW, ("                all_gather(part.flat, 
         "                pieces = [torch.empty_like(master) for _ in range(dist.get_world_size())]\n"
         "                dist.all_gather(pieces, master)\n                part.flat.copy_(torch.cat(pieces))"))  # fmt: skip
 
-hint(6, "held-too-much", "Between two steps a rank holds {got} bytes for {n} parameters on {size} ranks: 2 for each parameter, 12 for each of its "
-     "own shard and a little besides make {expected:.0f}. Are there gradients in float32 that nobody freed? Is a master a view of a copy of "
-     "everything, which lives on with it? Is own no view of flat any more (write into it, with copy_)?")  # fmt: skip
+hint(6, "held-too-much", "Between two steps a rank holds {got} bytes for {n} parameters on {size} ranks: 2 for "
+                         "each parameter, 12 for each one in its own shard and a little more make {expected:.0f}. "
+                         "Are there float32 gradients that nothing freed? Is a master a view of a full copy, which "
+                         "stays alive with it? Is own no longer a view of flat (write into it with copy_)?")  # fmt: skip
 slip(6, "held-too-much", (STEP, STEP + "        self.last = [m.grad for m in self.masters]\n"))
 slip(6, "held-too-much", (MADE, "        self.copies = [part.flat.float() for part in self.parts]\n" + MADE))
 slip(
@@ -329,6 +337,7 @@ slip(6, "copy-outside", (MADE, "        KEPT[id(self)] = [part.flat.float().nump
      ("class MasterShards(", "KEPT = {}\n\n\nclass MasterShards("))  # fmt: skip
 bank.text(6, "rank-failed", "class MasterShards:\n    def __init__(self, model):\n        self.model = model\n")
 
-hint(6, "masters-not-on-gpu", "On GPUs, something is in the CPU's memory: {error}. A master lies where its shard does: part.own.detach().float().")
+hint(6, "masters-not-on-gpu", "On GPUs, something is in the CPU's memory: {error}. A master is on the device of "
+                              "its shard: part.own.detach().float().")
 slip(6, "masters-not-on-gpu", ("part.own.detach().float()", "part.own.detach().cpu().float()"))
 variant(6, "masters-not-on-gpu", PAIRS, ("own.detach().clone().to(torch.float32)", "own.detach().cpu().to(torch.float32)"))

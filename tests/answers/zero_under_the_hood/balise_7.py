@@ -101,7 +101,7 @@ SCALE = "torch.clamp(max_norm / (norm + 1e-6), max=1.0)"
 
 slip(7, "nothing-returned", ("    return norm\n", ""))
 
-hint(7, "norm-not-returned", "Return the norm before clipping, as a tensor with one number. {got} came.")
+hint(7, "norm-not-returned", "Return the norm before clipping, as a tensor with one number. You returned {got}.")
 slip(7, "norm-not-returned", ("    return norm\n", "    return scale < 1, norm\n"))
 variant(7, "norm-not-returned", JOINED, ("return norm", "return torch.cat(everyone)"))
 
@@ -119,7 +119,7 @@ variant(
 hint(
     7,
     "norm-of-own-shard",
-    "Rank {rank} returns the norm of its own shards. The squares of all ranks have to be added up.",
+    "Rank {rank} returns the norm of its own shards. Add up the squares of all ranks.",
 )
 slip(7, "norm-of-own-shard", (SUMMED, ""))
 variant(7, "norm-of-own-shard", JOINED, ("vector_norm(torch.cat(everyone))", "vector_norm(mine)"))
@@ -127,7 +127,7 @@ variant(7, "norm-of-own-shard", JOINED, ("vector_norm(torch.cat(everyone))", "ve
 hint(
     7,
     "norms-added",
-    "Norms were added up. Lengths at right angles add up as squares: sum the squares, then take the root.",
+    "You added up norms. Perpendicular lengths add up as squares: sum the squares, then take the root.",
 )
 slip(7, "norms-added", (SUMMED + ROOTED, ROOTED + SUMMED))
 slip(7, "norms-added", (".square().sum() for g", ".norm() for g"), ("norm = norm.sqrt()", "norm = norm * 1.0"))
@@ -137,7 +137,7 @@ hint(7, "norm-not-rooted", "This is the sum of the squares. The norm is its root
 slip(7, "norm-not-rooted", (ROOTED, ""))
 variant(7, "norm-not-rooted", FROM_ZERO, ("return total.sqrt()", "return total"))
 
-hint(7, "squares-averaged", "A mean over the ranks was taken; shards are parts of one vector: add up their squares.")
+hint(7, "squares-averaged", "You took a mean over the ranks. The shards are parts of one vector: add up their squares.")
 slip(7, "squares-averaged", (ROOTED, "    norm = (norm / dist.get_world_size()).sqrt()\n"))
 slip(7, "squares-averaged", ("dist.all_reduce(norm)", "dist.all_reduce(norm.div_(dist.get_world_size()))"))
 slip(7, "squares-averaged", (SUMMED + ROOTED, ROOTED + SUMMED + "    norm = norm / dist.get_world_size()\n"))
@@ -151,7 +151,7 @@ variant(
 hint(
     7,
     "largest-norm",
-    "This is the largest norm of a rank, or the largest element. Asked is the length of the whole vector.",
+    "This is the largest norm of a rank, or the largest element. Return the length of the whole vector.",
 )
 slip(7, "largest-norm", ("dist.all_reduce(norm)", "dist.all_reduce(norm, op=dist.ReduceOp.MAX)"))
 slip(7, "largest-norm", (".square().sum() for g", ".abs().amax() if g.numel() else g.sum().to(torch.promote_types(g.dtype, torch.float32)) for g"),
@@ -162,20 +162,20 @@ variant(7, "largest-norm", JOINED, ("torch.linalg.vector_norm(torch.cat(everyone
 hint(
     7,
     "norm-after-clipping",
-    "The norm that is returned is the one after clipping. Return the one before: it shows a diverging run.",
+    "You return the norm after clipping. Return the one before it: that one shows when a run diverges.",
 )
 slip(7, "norm-after-clipping", ("return norm", "return norm * scale"))
 variant(7, "norm-after-clipping", JOINED, ("return norm", "return norm.clamp(max=max_norm)"))
 
-hint(7, "wrong-norm", "The norm is not that of the gradients of all ranks, laid end to end.")
+hint(7, "wrong-norm", "The norm is not that of the gradients of all ranks, put end to end.")
 slip(7, "wrong-norm", ("norm.sqrt()", "norm.sqrt() + 1"))
 variant(7, "wrong-norm", JOINED, ("return norm", "return norm * 0.9"))
 
 hint(
     7,
     "half-overflow",
-    "In float16 the norm is infinite: squares overflow, 300 squared is beyond 65,504, and so may be the norm itself. Take and "
-    "keep norms in float32.",
+    "In float16 the norm is infinite: the squares overflow (300 squared is above 65,504), and the norm itself may "
+    "too. Compute and keep norms in float32.",
 )
 slip(7, "half-overflow", (WIDE, "g.square()"))
 slip(7, "half-overflow", ("norm = norm.sqrt()", "norm = norm.sqrt().to(gradients[0].dtype)"))
@@ -192,7 +192,8 @@ variant(
 hint(
     7,
     "clip-lost",
-    "The gradients did not change, though their norm is {norm:.4g} and may be {most}. Scale them in place, with mul_, by a factor below 1: most / norm where the norm is larger, at most 1.",
+    "The gradients did not change, although their norm is {norm:.4g} and may be {most}. Scale them in place, with "
+    "mul_, by a factor of at most 1: most / norm where the norm is larger.",
 )
 slip(7, "clip-lost", ("g.mul_(scale)", "g = g * scale"))
 slip(7, "clip-lost", ("g.mul_(scale)", "g.mul(scale)"))
@@ -203,8 +204,9 @@ slip(
 )
 variant(7, "clip-lost", JOINED, ("p.grad.copy_(p.grad * factor)", "p.grad.float().mul_(factor)"))
 
-hint(7, "new-gradients", "p.grad is another tensor now. Scale in place: a second one takes its memory once more, and whoever holds the first, "
-     "as a flat buffer of all gradients does, sees nothing of it.")  # fmt: skip
+hint(7, "new-gradients", "p.grad is a different tensor now. Scale in place: a second tensor takes the memory "
+                         "again, and whatever holds the first, such as a flat buffer of all gradients, does not "
+                         "see the change.")  # fmt: skip
 slip(7, "new-gradients", ("    for g in gradients:\n        g.mul_(scale)\n",
      "    for p in shards:\n        p.grad = p.grad * scale.to(p.grad.dtype) if p.grad is not None else None\n"))  # fmt: skip
 variant(7, "new-gradients", JOINED, ("p.grad.copy_(p.grad * factor)", "p.grad = (p.grad * factor).to(p.dtype)"))
@@ -212,13 +214,15 @@ variant(7, "new-gradients", JOINED, ("p.grad.copy_(p.grad * factor)", "p.grad = 
 hint(
     7,
     "scaled-up",
-    "Short gradients, which may be up to {most} long together, were made longer. Clipping never does that: no factor above 1.",
+    "Short gradients, whose total length may be up to {most}, were made longer. Clipping never does that: use no "
+    "factor above 1.",
 )
 slip(7, "scaled-up", (SCALE, "max_norm / (norm + 1e-6)"))
 variant(7, "scaled-up", IN_FLOAT32, (".clamp(max=1.0)", ""))
 
-hint(7, "clipped-by-own-norm", "Rank {rank} scaled its gradients by another factor than the others: by the norm of its own shards, or "
-     "of each tensor. One factor for all: the direction must stay.")  # fmt: skip
+hint(7, "clipped-by-own-norm", "Rank {rank} scaled its gradients by a different factor from the other ranks: by "
+                               "the norm of its own shards, or of each tensor. Use one factor for all: the "
+                               "direction must not change.")  # fmt: skip
 slip(7, "clipped-by-own-norm", (SCALE, "torch.clamp(max_norm / (torch.stack(squares).sum().sqrt() + 1e-6), max=1.0)"))
 slip(
     7,
@@ -228,7 +232,8 @@ slip(
 variant(7, "clipped-by-own-norm", JOINED, ("torch.where(norm > max_norm, max_norm / norm, torch.ones_like(norm))",
         "torch.where(mine > max_norm, max_norm / mine, torch.ones_like(mine))"))  # fmt: skip
 
-hint(7, "elements-clamped", "Single elements were cut off. That turns the gradient; scale all of it by one factor.")
+hint(7, "elements-clamped", "You clipped single elements. That changes the gradient's direction; scale all of it "
+                            "by one factor.")
 slip(7, "elements-clamped", ("g.mul_(scale)", "g.clamp_(-max_norm, max_norm)"))
 variant(
     7,
@@ -237,7 +242,7 @@ variant(
     ("p.grad.copy_(p.grad * factor)", "p.grad.copy_(torch.minimum(p.grad, torch.full_like(p.grad, max_norm)))"),
 )
 
-hint(7, "zero-norm", "Gradients that are all zero became NaN: nothing may be divided by their norm without a guard.")
+hint(7, "zero-norm", "Gradients that are all zero became NaN: never divide by their norm without a guard.")
 slip(7, "zero-norm", (SCALE, "torch.minimum(norm, torch.full_like(norm, max_norm)) / norm"))
 variant(
     7, "zero-norm", IN_FLOAT32, ("(max_norm / norm).clamp(max=1.0).nan_to_num(1.0)", "norm.clamp(max=max_norm) / norm")
@@ -253,7 +258,8 @@ hint(7, "grad-is-none", "None was used as a tensor: {error}. A shard without a g
 slip(7, "grad-is-none", (" for p in shards if p.grad is not None]", " for p in shards]"))
 variant(7, "grad-is-none", JOINED, (" for p in shards if p.grad is not None]", " for p in shards]"))
 
-hint(7, "gradients-sent", "Rank {rank} handed in {got} bytes for a norm. One number, its sum of squares, is enough.")
+hint(7, "gradients-sent", "Rank {rank} passed {got} bytes to collectives for a norm. One number, its sum of "
+                          "squares, is enough.")
 slip(7, "gradients-sent", ("    norm = torch.stack(squares).sum()\n    dist.all_reduce(norm)\n", """
     mine = [g.cpu() for g in gradients]
     everyone = [None] * dist.get_world_size()
@@ -267,7 +273,7 @@ variant(
     ("    mine =", "    long = F.pad(flat, (0, 4000 - len(flat)))\n    dist.all_reduce(long)\n    mine ="),
 )
 
-hint(7, "one-message-each", "{got} collectives for one norm. Add up over the tensors of a rank first.")
+hint(7, "one-message-each", "{got} collectives were called for one norm. Add up over the tensors of a rank first.")
 slip(7, "one-message-each", (SUMMED, SUMMED + "    bad = (norm != norm).float()\n    dist.all_reduce(bad)\n"))
 slip(7, "one-message-each", ("    norm = torch.stack(squares).sum()\n" + SUMMED,
      "    for square in squares:\n        dist.all_reduce(square)\n    norm = torch.stack(squares).sum()\n"))  # fmt: skip
@@ -281,8 +287,9 @@ variant(
     ),
 )
 
-hint(7, "rank-left-out", "A rank whose shards have no element went another way than the others: {error}. It has nothing to add, but must "
-     "take part in the collective all the same: the others wait for it.")  # fmt: skip
+hint(7, "rank-left-out", "A rank whose shards have no elements took a different path from the others: {error}. It "
+                         "has nothing to add, but must still take part in the collective: the others wait for "
+                         "it.")  # fmt: skip
 HOME = "    gradients = [p.grad for p in shards if p.grad is not None and p.grad.numel()]\n"
 slip(
     7,
@@ -298,8 +305,9 @@ variant(
 )
 variant(7, "rank-left-out", FROM_ZERO, ("    total =", "    longest = max(map(len, gradients))\n    total ="))
 
-hint(7, "norm-not-on-gpu", "On GPUs, the sum is in the CPU's memory: {error}. It belongs where the gradients are: a sum that starts with one of "
-     "their squares, or torch.zeros((), device=g.device).")  # fmt: skip
+hint(7, "norm-not-on-gpu", "On GPUs, the sum is in the CPU's memory: {error}. It belongs on the gradients' device: "
+                           "start the sum with one of their squares, or with torch.zeros((), "
+                           "device=g.device).")  # fmt: skip
 slip(
     7,
     "norm-not-on-gpu",
@@ -314,8 +322,9 @@ variant(
     ("    dist.all_reduce(total)\n", "    total = torch.empty(()).double().copy_(total)\n    dist.all_reduce(total)\n"),
 )
 
-hint(7, "numbers-sent", "Rank {rank} handed in {got} bytes for a norm, more than one number: with thousands of tensors that is no longer small. Add up the "
-     "squares of a rank's tensors first.")  # fmt: skip
+hint(7, "numbers-sent", "Rank {rank} passed {got} bytes to collectives for a norm, more than one number: with "
+                        "thousands of tensors that is no longer small. Add up the squares of a rank's tensors "
+                        "first.")  # fmt: skip
 slip(
     7,
     "numbers-sent",
@@ -330,7 +339,8 @@ variant(7, "numbers-sent", IN_FLOAT32, ("    square = torch.linalg.vector_norm(t
 hint(
     7,
     "norm-not-waited",
-    "Rank {rank} went on before the sum was there: with async_op=True all_reduce only starts. wait() for what it returns.",
+    "Rank {rank} went on before the sum had arrived: with async_op=True, all_reduce only starts. Call wait() on "
+    "what it returns.",
 )
 slip(7, "norm-not-waited", ("dist.all_reduce(norm)", "dist.all_reduce(norm, async_op=True)"))
 variant(7, "norm-not-waited", FROM_ZERO, ("dist.all_reduce(total)", "work = dist.all_reduce(total, async_op=True)"))

@@ -79,15 +79,16 @@ bank.text(9, None, RING)
 
 bank.slip(9, "nothing-returned", ("    return sum(", "    sum("))
 
-bank.hint(9, "step-not-run", "step() was not called. The volume is to be counted while it runs.")
+bank.hint(9, "step-not-run", "step() was not called. Count the volume while it runs.")
 bank.slip(9, "step-not-run", ("        step()\n", "        pass\n"))
 bank.variant(9, "step-not-run", RING, ("        step()\n", "        pass\n"))
 
-bank.hint(9, "step-run-again", "step() was called {got} times: a training would make as many steps. Once.")
+bank.hint(9, "step-run-again", "step() was called {got} times: in a training run that would be as many steps. Call "
+                               "it once.")
 bank.slip(9, "step-run-again", ("    with measure", "    step()  # warm up\n    with measure"))
 bank.variant(9, "step-run-again", RING, ("        step()\n", "        step()\n        step()\n"))
 
-bank.hint(9, "not-a-number", "Return one number, the bytes. {got} came.")
+bank.hint(9, "not-a-number", "Return one number, the bytes. You returned {got}.")
 bank.slip(9, "not-a-number", ("return sum(sent", "return log.entries() and str(sent and 1) or str(sent"), (
     '.get(entry["name"], 0) * entry["bytes"] for entry in log.entries() if entry["kind"] != "phase")', ")",
 ))  # fmt: skip
@@ -97,14 +98,15 @@ bank.variant(9, "not-a-number", RING, ("return total", "return str(total)"))
 bank.hint(
     9,
     "handed-in",
-    "These are the bytes that the rank hands in. What it sends depends on the collective: look at the table.",
+    "These are the bytes that the rank passes to the collectives. What it sends depends on the collective: see the "
+    "table.",
 )
 bank.slip(9, "handed-in", ('sent.get(entry["name"], 0) * entry["bytes"]', 'entry["bytes"] * (n > 1)'))
 bank.variant(
     9, "handed-in", RING, ('total += times * (n - 1) * (entry["bytes"] / parts)', 'total += entry["bytes"] * (n > 1)')
 )
 
-bank.hint(9, "alone-sends", "One rank alone sends nothing.")
+bank.hint(9, "alone-sends", "A single rank sends nothing.")
 bank.slip(9, "alone-sends", ("2 * (n - 1) / n,", "2 * (n - 1) / n + (n == 1),"))
 bank.variant(
     9,
@@ -117,7 +119,8 @@ bank.variant(
 )
 
 bank.hint(
-    9, "all-reduce-once", "An all-reduce is a reduce-scatter and an all-gather: it sends twice as much as one of them."
+    9, "all-reduce-once", "An all-reduce is a reduce-scatter and an all-gather: it sends twice as much as either "
+                          "of them."
 )
 bank.slip(9, "all-reduce-once", ('"all_reduce": 2 * (n - 1) / n', '"all_reduce": (n - 1) / n'))
 bank.variant(9, "all-reduce-once", RING, ('"all_reduce": (2, n)', '"all_reduce": (1, n)'))
@@ -125,7 +128,8 @@ bank.variant(9, "all-reduce-once", RING, ('"all_reduce": (2, n)', '"all_reduce":
 bank.hint(
     9,
     "all-reduce-whole",
-    "An all-reduce sends 2 (N - 1) / N of the tensor: a little less than twice, however many ranks there are.",
+    "An all-reduce sends 2 (N - 1) / N of the tensor: a little less than twice the tensor, however many ranks "
+    "there are.",
 )
 bank.slip(9, "all-reduce-whole", ('"all_reduce": 2 * (n - 1) / n', '"all_reduce": 2 * (n > 1)'))
 bank.slip(9, "all-reduce-whole", ('"all_reduce": 2 * (n - 1) / n', '"all_reduce": n - 1 if n > 2 else 2 * (n - 1)'))
@@ -142,7 +146,8 @@ bank.variant(
 bank.hint(
     9,
     "gather-as-scatter",
-    "An all-gather was counted like a reduce-scatter. There a rank hands in the whole tensor, here its own part alone, which goes to all others: N - 1 times.",
+    "You counted an all-gather like a reduce-scatter. In a reduce-scatter a rank passes the whole tensor; in an "
+    "all-gather it passes only its own part, which goes to all other ranks: N - 1 times.",
 )
 bank.slip(9, "gather-as-scatter", ('"all_gather": n - 1', '"all_gather": (n - 1) / n'))
 bank.variant(9, "gather-as-scatter", RING, ('"all_gather": (1, 1)', '"all_gather": (1, n)'))
@@ -150,30 +155,32 @@ bank.variant(9, "gather-as-scatter", RING, ('"all_gather": (1, 1)', '"all_gather
 bank.hint(
     9,
     "scatter-as-gather",
-    "A reduce-scatter was counted like an all-gather. A rank hands in the whole tensor; all parts but its own leave it, once each.",
+    "You counted a reduce-scatter like an all-gather. In a reduce-scatter a rank passes the whole tensor; every "
+    "part except its own leaves the rank, once each.",
 )
 bank.slip(9, "scatter-as-gather", ('"reduce_scatter": (n - 1) / n', '"reduce_scatter": n - 1'))
 bank.variant(9, "scatter-as-gather", RING, ('"reduce_scatter": (1, n)', '"reduce_scatter": (1, 1)'))
 
-bank.hint(9, "elements-not-bytes", "These are elements. A float32 has 4 bytes, a bfloat16 2; the log has bytes.")
+bank.hint(9, "elements-not-bytes", "These are elements. A float32 takes 4 bytes, a bfloat16 takes 2; the log "
+                                   "counts bytes.")
 bank.slip(9, "elements-not-bytes", ('* entry["bytes"]', '* entry["bytes"] / 4'))
 bank.variant(9, "elements-not-bytes", RING, ("return total", "return total // 4"))
 
-bank.hint(9, "two-ranks-only", "Right for 2 ranks, wrong for {size}. Ask for the number of ranks.")
+bank.hint(9, "two-ranks-only", "The volume is right for 2 ranks, but wrong for {size}. Ask for the number of ranks.")
 bank.slip(9, "two-ranks-only", ("n = dist.get_world_size()", "n = min(2, dist.get_world_size())"))
 bank.variant(
     9, "two-ranks-only", RING, ("    n = dist.get_world_size()\n", "    n = 2 if dist.get_world_size() > 1 else 1\n")
 )
 
-bank.hint(9, "of-all-ranks", "This is what all ranks send together. Asked is one rank.")
+bank.hint(9, "of-all-ranks", "This is what all ranks send together. The question is about one rank.")
 bank.slip(9, "of-all-ranks", ('* entry["bytes"]', '* entry["bytes"] * n'))
 bank.variant(9, "of-all-ranks", RING, ("return total", "return n * total"))
 
-bank.hint(9, "receive-counted", "A message that is received was counted as well. Asked is what leaves the rank.")
+bank.hint(9, "receive-counted", "You also counted a message that is received. Count only what leaves the rank.")
 bank.slip(9, "receive-counted", ('"send": 1', '"send": 1, "recv": 1'))
 bank.variant(9, "receive-counted", RING, (' * (entry["name"] == "send")', ""))
 
-bank.hint(9, "message-forgotten", "A message to one rank was not counted: the last row of the table.")
+bank.hint(9, "message-forgotten", "You did not count a message to one rank: see the last row of the table.")
 bank.slip(9, "message-forgotten", ('"send": 1', '"send": 0'))
 bank.variant(9, "message-forgotten", RING, ('total += entry["bytes"] * (entry["name"] == "send")', "continue"))
 
@@ -184,7 +191,8 @@ bank.variant(9, "wrong-volume", RING, ('total += times * (n - 1) * (entry["bytes
 bank.hint(
     9,
     "backward-missed",
-    "Collectives that start in backward, from hooks or in DistributedDataParallel, were not counted. Record them all: measure.Communications sees every one.",
+    "You did not count the collectives that start in backward, from hooks or in DistributedDataParallel. Record "
+    "them all: measure.Communications sees every one.",
 )
 
 
