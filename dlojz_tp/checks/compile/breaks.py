@@ -9,58 +9,62 @@ from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.compile.fresh import Graphs, fresh
 
 HINTS = {
-    "layers-differ": "Mended needs the layers of Chatty under their names, first (16 to 32) and second (32 to 4): {error}",
-    "no-buffer": "There is no buffer `peak` of shape (). register_buffer in __init__ makes one.",
+    "layers-differ": "Mended must keep Chatty's layers under their names, first (16 to 32) and second (32 to 4): "
+                     "{error}",
+    "no-buffer": "There is no buffer `peak` of shape (). Create one with register_buffer in __init__.",
     "more-state": "{what} is more than Chatty's two layers and the buffer `peak`.",
     "logits-differ": "The logits are not those of Chatty.",
-    "scale-missing": "The logits miss the last factor: 1 + the share of activations above their mean.",
+    "scale-missing": "The logits lack the last factor: 1 + the share of activations above their mean.",
     "share-as-count": "The last factor is 1 + the *share* of activations above the mean, not their number.",
     "one-missing": "The last factor is 1 + the share of activations above their mean: the 1 is missing.",
-    "row-means": "The mean is that of all activations of the batch, not one for each row.",
-    "not-above": "An activation that equals the mean is not above it: > and not >=.",
-    "tanh-gelu": "F.gelu computes the exact GELU unless told to approximate it by a tanh.",
-    "never-divided": "The numbers are not divided by their norm where it is larger than 0.",
-    "row-norms": "The norm is that of all numbers of the batch together, not one for each row.",
-    "no-gelu-here": "The activation is missing: F.gelu, after the division.",
-    "gelu-before": "The activation comes after the division by the norm, not before it.",
-    "gradients-differ": "The logits are right, their gradients are not: a part was cut off from the graph (detach, no_grad, "
-    ".data).",
-    "nan-logits": "Where all numbers are zero the logits are NaN: zero is divided by zero.",
-    "nan-gradients": "Where all numbers are zero, gradients are NaN. torch.where sends gradients through both sides, and "
-    "0 × ∞ is NaN: make the divisor harmless *before* the root is taken, and before the division.",
-    "zero-gradients": "Where all numbers are zero, gradients are wrong. Chatty divides by nothing then: h stays as it is, and "
-    "so does its gradient.",
-    "epsilon": "A small number was added to the norm, or it was kept above one. Small numbers then come out too small: the "
-    "logits must be those of Chatty for every input.",
+    "row-means": "The mean is taken over all activations of the batch, not for each row.",
+    "not-above": "An activation that equals the mean is not above it: use >, not >=.",
+    "tanh-gelu": "F.gelu computes the exact GELU unless you ask for the tanh approximation.",
+    "never-divided": "The numbers are not divided by their norm when it is larger than 0.",
+    "row-norms": "The norm is taken over all numbers of the batch together, not for each row.",
+    "no-gelu-here": "The activation is missing: apply F.gelu after the division.",
+    "gelu-before": "Apply the activation after the division by the norm, not before it.",
+    "gradients-differ": "The logits are right, but their gradients are not: a part was cut off from the graph "
+                        "(detach, no_grad, .data).",
+    "nan-logits": "When all numbers are zero, the logits are NaN: zero is divided by zero.",
+    "nan-gradients": "When all numbers are zero, some gradients are NaN. torch.where sends gradients through both "
+                     "sides, and 0 × ∞ is NaN: make the divisor harmless *before* you take the root, and before "
+                     "the division.",
+    "zero-gradients": "When all numbers are zero, some gradients are wrong. Chatty divides by nothing then: h "
+                      "stays as it is, and so does its gradient.",
+    "epsilon": "You add a small number to the norm, or keep the norm above one. Small numbers then come out too "
+               "small: the logits must be those of Chatty for every input.",
     "still-prints": "Dynamo stops at a print: {line}",
     "still-item": "Dynamo stops where a number leaves its tensor: {line}",
     "still-branches": "Dynamo stops where Python's `if` depends on the numbers in a tensor: {line}. Compute both sides, and "
     "choose with torch.where.",
-    "still-selects": "Dynamo stops where the shape of a result depends on the numbers: {line}. To count elements, none has to "
-    "be taken out.",
+    "still-selects": "Dynamo stops where the shape of a result depends on the numbers: {line}. You can count "
+                     "elements without taking any out.",
     "breaks-left": "The graph still breaks at {line}. Dynamo says: {reason}",
-    "not-traced": "Dynamo captured nothing: it was told to leave this function alone. Then nothing can be fused.",
-    "compiled-differs": "Compiled, the network gives something else than uncompiled.",
-    "graph-again": "{n} inputs of one shape gave {n_graphs} graphs: something in a guard changes with each call.",
-    "peak-wrong": "The buffer `peak` must hold the largest activation of the last call, as it goes into `second`.",
-    "peak-list": "A Python list grows with each call, and a guard looks at it. Keep the last number only, in the buffer.",
-    "peak-graph": "The buffer `peak` still has its graph: it keeps the activations of its step alive. detach() it.",
-    "peak-lost": "`peak` is no longer a buffer after a call: to(device) would forget it.",
+    "not-traced": "Dynamo captured nothing: it was told to leave this function alone. Nothing can be fused then.",
+    "compiled-differs": "The compiled network gives different results from the uncompiled one.",
+    "graph-again": "{n} inputs of one shape gave {n_graphs} graphs: something that a guard checks changes with "
+                   "each call.",
+    "peak-wrong": "The buffer `peak` must hold the largest activation of the last call, as `second` receives it.",
+    "peak-list": "A Python list grows with each call, and a guard checks it. Keep only the last number, in the buffer.",
+    "peak-graph": "The buffer `peak` still has its graph, which keeps the activations of its step alive. Call "
+                  "detach() on it.",
+    "peak-lost": "`peak` is no longer a buffer after a call: to(device) would leave it behind.",
 }
 
 
 def balise_3(Mended):  # noqa: N803  (the answer is a class)
     """Both sides of the branch; values and gradients; then what Dynamo says."""
-    yield "the layers of Chatty, and the buffer `peak`"
+    yield "Chatty's layers, and the buffer `peak`"
     model = _model(Mended)
-    yield "logits and gradients of Chatty, for ordinary and for tiny numbers"
+    yield "Chatty's logits and gradients, for ordinary and for tiny numbers"
     for x in (_random(8, 1), _random(5, 2), _random(1, 3)):
         _same(model, x)
     small = _model(Mended, bias=0.0)
     _same(small, 1e-5 * _random(6, 4))
     _same(small, 1e-10 * _random(6, 4))
     _same(_lonely(Mended), _random(1, 5), tol=5e-6)
-    yield "all numbers zero: the branch not taken"
+    yield "all numbers are zero: the branch that is not taken"
     _same(small, torch.zeros(4, 16))
     yield "the largest activation is in the buffer, without a graph"
     _peak(model)

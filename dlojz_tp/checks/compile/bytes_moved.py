@@ -8,35 +8,43 @@ from dlojz_tp.checking import Wrong
 
 HINTS = {
     "not-two-numbers": "Return two numbers of bytes: (unfused, fused).",
-    "ran-again": "The function was run {n} times. Once is enough: it may change its inputs.",
-    "swapped": "The two are swapped: first operation by operation, then as one kernel.",
-    "elements-not-bytes": "These are numbers of elements. Each has `tensor.itemsize` bytes.",
-    "four-bytes": "Not every number has 4 bytes: bfloat16 has 2, float64 has 8, the result of a comparison 1.",
-    "not-bytes": "Bytes are asked for, not thousands or millions of them.",
-    "nothing-seen": "No operation was counted. Does the function run inside `with` your mode, and is counted what is *not* a view?",
-    "result-lost": "An operation inside gave None: __torch_dispatch__ returns what the operation gives.",
-    "reads-only": "Only what is read is counted. The result of each operation has to be written too.",
-    "writes-only": "Only what is written is counted. Each operation reads its operands first.",
+    "ran-again": "You ran the function {n} times. Run it once: it may change its inputs.",
+    "swapped": "The two numbers are swapped: first operation by operation, then as one kernel.",
+    "elements-not-bytes": "These are numbers of elements. Each element has `tensor.itemsize` bytes.",
+    "four-bytes": "Not every number has 4 bytes: bfloat16 has 2, float64 has 8, the result of a comparison has 1.",
+    "not-bytes": "Return bytes, not thousands or millions of them.",
+    "nothing-seen": "No operation was counted. Does the function run inside a `with` block of your mode, and do you count "
+                    "the operations that are *not* views?",
+    "result-lost": "An operation inside your mode returned None: __torch_dispatch__ must return the operation's "
+                   "result.",
+    "reads-only": "You count only what is read. Each operation also writes its result.",
+    "writes-only": "You count only what is written. Each operation reads its operands first.",
     "views-counted": "A view moves nothing: it is another description of the same memory.",
-    "read-twice": "A tensor that stands twice among the operands was counted twice.",
-    "broadcast-counted": "An operand that is broadcast was counted with the result's size. It holds fewer numbers, and only "
-    "those are read.",
-    "expanded-counted": "An expanded tensor was counted at its full shape. Along an expanded dimension the stride is 0: the "
-    "same number is read again and again, and is there once.",
-    "storage-counted": "A part of a tensor was counted with the memory around it. Only its own numbers are read: shape and strides tell them.",
-    "lists-missed": "Operands in a list or given by name were missed: torch.cat([a, b]), torch.add(a, other=b).",
-    "results-missed": "An operation that gives back several tensors writes them all.",
-    "in-place-free": "An operation in place was counted as free, or as a read alone. It reads its tensor and writes it back.",
-    "last-only": "Only the last operation is counted: add up over all.",
-    "wrong-unfused": "The bytes of the operations one by one are wrong.",
+    "read-twice": "A tensor that appears twice among the operands was counted twice.",
+    "broadcast-counted": "You counted a broadcast operand at the size of the result. It holds fewer numbers, and "
+                         "only those are read.",
+    "expanded-counted": "You counted an expanded tensor at its full shape. Along an expanded dimension the stride "
+                        "is 0: the same number is read again and again, but is stored only once.",
+    "storage-counted": "You counted a part of a tensor with the memory around it. Only its own numbers are read: "
+                       "its shape and strides tell which.",
+    "lists-missed": "You missed operands that are in a list or passed by name: torch.cat([a, b]), torch.add(a, "
+                    "other=b).",
+    "results-missed": "An operation that returns several tensors writes them all.",
+    "in-place-free": "You counted an in-place operation as free, or only as a read. It reads its tensor and writes "
+                     "it back.",
+    "last-only": "You count only the last operation: add up over all of them.",
+    "wrong-unfused": "The bytes for one operation at a time are wrong.",
     "fused-inputs-only": "The fused kernel also has to write its result.",
     "fused-result-only": "The fused kernel also has to read its inputs.",
-    "fused-as-result": "The fused kernel was taken to read each input at the result's size. An input counts what it holds.",
-    "addresses": "On the device meta all tensors have the address 0, and memory is used again elsewhere: an address does not say "
-    "which tensor it is. The object does: id().",
-    "fused-same": "The fused kernel was counted like the chain: its intermediate results stay in registers and move nothing.",
+    "fused-as-result": "You let the fused kernel read each input at the size of the result. Count an input by the "
+                       "numbers that it holds.",
+    "addresses": "On the meta device all tensors have the address 0, and elsewhere memory is reused: an address "
+                 "does not identify a tensor. The object does: use id().",
+    "fused-same": "You counted the fused kernel like the chain. Its intermediate results stay in registers and "
+                  "move nothing.",
     "wrong-fused": "A fused kernel reads each input once and writes the result once.",
-    "result-spoilt": "Inside your mode the function gives other numbers than without it: run each operation once, as it came.",
+    "result-spoilt": "Inside your mode the function gives different numbers from those without it: run each "
+                     "operation once, with its arguments unchanged.",
     "inputs-spoilt": "The inputs were changed, although the function does not change them.",
 }
 
@@ -66,10 +74,10 @@ def balise_2(memory_traffic):
     yield "operands that are broadcast or expanded"
     for case in (_broadcast(), _expanded(), _expanded_input(), _expanded_last()):
         _judge(memory_traffic, case)
-    yield "operands in lists and by name, several results, operations in place"
+    yield "operands in lists and by name, several results, in-place operations"
     for case in (_lists(), _by_name(), _by_name_only(), _several(), _in_place(), _widened()):
         _judge(memory_traffic, case)
-    yield "no numbers are needed: shapes on the device meta"
+    yield "no numbers are needed: shapes on the meta device"
     x = torch.empty(3, 2**30, device="meta", dtype=torch.bfloat16)
     size = 3 * 2**31
     inputs = x, torch.empty_like(x)

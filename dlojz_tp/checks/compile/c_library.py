@@ -13,62 +13,70 @@ from dlojz_tp.checks.compile.c_probe import Probe, run_c
 from dlojz_tp.measure import compiling
 
 HINTS = {
-    "not-a-list": "Return the words of the command in a list, each option a word of its own: ['cc', '-O3', …]. A shell would "
-    "take one string apart; nobody does here.",
-    "no-shared": "Without -shared, cc makes a program, and a program wants a main. A library for ctypes is a shared one.",
-    "no-pic": "The library is loaded wherever there is room in memory: its code must not depend on its place. Say so to the "
-    "compiler: -fPIC.",
-    "not-optimised": "Without -O2 or -O3 the compiler translates line by line, and the loop is several times as slow.",
-    "no-libm": "A function is missing: {error}. The mathematical functions live in libm. Link it: -lm, after the source.",
-    "only-compiled": "-c stops before linking: that makes an object file, and no library.",
-    "no-output": "Nothing says where the library goes: -o, and its path.",
-    "paths-swapped": "The library is where the source should be: -o is followed by what the compiler makes.",
-    "paths-ignored": "The two paths that were handed in are the source and the library; others stand in the command.",
-    "command-failed": "The command does not make the library that was asked for: {error}",
-    "not-c-text": "c_source() returns the text of a C file, a str.",
+    "not-a-list": "Return the command as a list of words, with each option as a separate word: ['cc', '-O3', …]. A "
+                  "shell would split a single string; here nothing does.",
+    "no-shared": "Without -shared, cc makes a program, and a program needs a main. A library for ctypes is a "
+                 "shared library.",
+    "no-pic": "The library is loaded wherever there is room in memory: its code must not depend on its address. "
+              "Tell the compiler so: -fPIC.",
+    "not-optimised": "Without -O2 or -O3 the compiler translates line by line, and the loop takes several times as "
+                     "long.",
+    "no-libm": "A function is missing: {error}. The mathematical functions are in libm. Link it with -lm, after "
+               "the source.",
+    "only-compiled": "-c stops before linking: the result is an object file, not a library.",
+    "no-output": "The command does not say where the library goes: add -o and its path.",
+    "paths-swapped": "The library's path is where the source should be: -o is followed by the file that the "
+                     "compiler makes.",
+    "paths-ignored": "The two paths passed in are the source and the library; the command contains others.",
+    "command-failed": "The command does not make the requested library: {error}",
+    "not-c-text": "c_source() must return the text of a C file, a str.",
     "c-error": "The compiler refuses the C text: {error}",
-    "no-gelu": "The library has no function `gelu`. C keeps a function's name as it is written.",
-    "double-pointer": "The C text takes addresses of double, 8 bytes a number. The tensor's numbers are float, 4 bytes.",
-    "c-crash": "The C function crashed when it was called with {n} numbers: it touched memory that is not its own.",
-    "c-endless": "The C function did not come back, though it computed for 2 s. Does the loop's counter move?",
-    "n-ignored": "With {n} numbers, some are missing at the end, or others are written. The loop must run n times.",
-    "nothing-written": "What stood at y before is still there: the loop never runs, or it adds to it. Assign: y[i] = ….",
-    "int-counter": "The loop counts in {kind}, which ends below n's largest values: for a tensor of 2³¹ numbers it overflows. Count in "
-    "int64_t, as n is.",
-    "narrow-n": "gelu takes n as {kind}: what Python hands over has 64 bits, and a tensor can have 2³¹ numbers. n is int64_t.",
-    "past-the-end": "The C function writes outside of the n numbers at y. Indices run from 0 to n - 1.",
+    "no-gelu": "The library has no function `gelu`. C keeps a function's name as you write it.",
+    "double-pointer": "The C text takes pointers to double, 8 bytes a number. The tensor's numbers are float, 4 bytes.",
+    "c-crash": "The C function crashed when it was called with {n} numbers: it accessed memory that is not its own.",
+    "c-endless": "The C function did not return after 2 s of computing. Does the loop's counter advance?",
+    "n-ignored": "With {n} numbers, some are missing at the end, or more are written. The loop must run n times.",
+    "nothing-written": "What y held before is still there: the loop never runs, or it adds to y. Assign: y[i] = ….",
+    "int-counter": "The loop counts in {kind}, which cannot hold n's largest values: for a tensor of 2³¹ numbers "
+                   "it overflows. Count in int64_t, the type of n.",
+    "narrow-n": "gelu takes n as {kind}, but Python passes 64 bits, and a tensor can have 2³¹ numbers. Make n an "
+                "int64_t.",
+    "past-the-end": "The C function writes outside the n numbers at y. Indices run from 0 to n - 1.",
     "c-changes-input": "The C function writes to x, which is the caller's input. Write to y.",
-    "tanh-formula": "This is the approximation of the GELU by a tanh. It is wrong in the fourth digit; the exact formula has "
-    "erf.",
-    "not-halved": "These are twice the right values: the factor 1/2 is missing.",
-    "unscaled-erf": "erf gets another number than x / √2. (Times 0.7071…, not times √2, and not x itself.)",
-    "sigmoid-formula": "This is the approximation of the GELU by a sigmoid, x · sigmoid(1.702 x). The exact formula has erf.",
-    "no-one": "These are x/2 · erf(x/√2): the 1 in the brackets is missing.",
+    "tanh-formula": "This is the tanh approximation of the GELU. It is wrong in the fourth digit; the exact "
+                    "formula uses erf.",
+    "not-halved": "The results are twice the right values: the factor 1/2 is missing.",
+    "unscaled-erf": "erf is given something other than x / √2. (That is x times 0.7071…, not times √2, and not x "
+                    "itself.)",
+    "sigmoid-formula": "This is the sigmoid approximation of the GELU, x · sigmoid(1.702 x). The exact formula "
+                       "uses erf.",
+    "no-one": "The results are x/2 · erf(x/√2): the 1 in the brackets is missing.",
     "wrong-gelu": "The C function does not compute x/2 · (1 + erf(x/√2)).",
-    "integer-division": "All results are 0. In C, 1/2 is a division of integers, and gives 0: write 0.5f.",
-    "not-called": "`gelu` of the library that was handed in was not called: it is to do the computing.",
-    "no-argtypes": "The address that arrived in C is no address of this process: ctypes takes a Python integer for a 32-bit "
-    "one, and cuts it. Say in argtypes that addresses are c_void_p.",
-    "read-as-float32": "C was given the address of {dtype} numbers, and would read their bytes as float32. Convert before, "
-    "and back after.",
-    "not-contiguous": "C was given the address of a tensor whose numbers do not lie one after the other, in the order of its "
-    "elements ({where}). It needs a contiguous copy.",
-    "written-into-input": "The result is written into the input's own memory. Make a new tensor for it.",
-    "addresses-swapped": "C was told to write to the input's memory, and to read elsewhere. First comes x, then y.",
-    "short-n": "n is declared as a number of {bits} bits; in C it is int64_t: c_int64.",
-    "result-strides": "The numbers are right, in another order ({where}). empty_like of a transposed tensor is transposed too: C writes "
-    "them one after the other, so the result has to be contiguous.",
-    "wrong-n": "C was told to work on {n} numbers, and the tensor has {right} ({where}).",
-    "output-too-small": "The memory for the result is not there: y points to less than n numbers. Make a tensor of x's size "
-    "first.",
-    "freed-too-early": "The tensor behind an address was freed before C was called: nothing holds it any more. Give it a name "
-    "that lives until the call is over.",
-    "input-changed": "The input is changed afterwards ({where}).",
-    "not-from-library": "What comes back is not what the library wrote ({where}). It shall do all the computing.",
-    "storage-address": "This goes wrong for {where}: the address is that of the storage, in which the tensor begins later. x.data_ptr() is "
-    "that of the tensor's own first number.",
+    "integer-division": "All results are 0. In C, 1/2 is an integer division and gives 0: write 0.5f.",
+    "not-called": "`gelu` of the library that was passed in was not called. It must do the computing.",
+    "no-argtypes": "The address that arrived in C is not an address of this process: ctypes takes a Python integer "
+                   "for a 32-bit number and truncates it. Declare addresses as c_void_p in argtypes.",
+    "read-as-float32": "C was given the address of {dtype} numbers, and would read their bytes as float32. Convert "
+                       "them before the call, and back after it.",
+    "not-contiguous": "C was given the address of a tensor whose numbers are not stored one after the other, in "
+                      "the order of its elements ({where}). It needs a contiguous copy.",
+    "written-into-input": "The result is written into the input's own memory. Create a new tensor for it.",
+    "addresses-swapped": "C was told to write to the input's memory, and to read elsewhere. Pass x first, then y.",
+    "short-n": "n is declared as a number of {bits} bits; in C it is int64_t, so use c_int64.",
+    "result-strides": "The numbers are right, but in a different order ({where}). empty_like of a transposed "
+                      "tensor is transposed too. C writes the numbers one after the other, so the result must be "
+                      "contiguous.",
+    "wrong-n": "C was told to work on {n} numbers, but the tensor has {right} ({where}).",
+    "output-too-small": "The result has no memory: y points to fewer than n numbers. Create a tensor of x's size "
+                        "first.",
+    "freed-too-early": "The tensor at an address was freed before C was called: nothing refers to it any more. "
+                       "Give it a name that lives until the call is over.",
+    "input-changed": "The input has changed after the call ({where}).",
+    "not-from-library": "The result is not what the library wrote ({where}). The library must do all the computing.",
+    "storage-address": "This goes wrong for {where}: you pass the address of the storage, but the tensor begins "
+                       "later in it. x.data_ptr() is the address of the tensor's own first number.",
     "wrong-kind": "The result must have the input's shape and dtype ({where}).",
-    "result-overwritten": "A second call changed the result of the first: each call needs memory of its own.",
+    "result-overwritten": "A second call changed the result of the first: each call needs new memory for its result.",
 }
 
 
@@ -76,8 +84,8 @@ def balise_1(compile_command, c_source, fused_gelu):
     """The command really makes a library; its function is run apart; the wrapper is watched."""
     if compiling.c_compiler() is None:
         yield "a C compiler is there"
-        raise Wrong("rank-failed", error="There is no C compiler (cc, gcc or clang) on this machine: this balise cannot be "
-                    "judged here. Go on with the next one.")  # fmt: skip
+        raise Wrong("rank-failed", error=("There is no C compiler (cc, gcc or clang) on this machine, so this "
+                                          "balise cannot be judged here. Go on with the next one."))  # fmt: skip
     yield "the command is a list of words, for an optimised shared library"
     folder = compiling.private_folder() / "with space"
     folder.mkdir(exist_ok=True)
@@ -85,9 +93,9 @@ def balise_1(compile_command, c_source, fused_gelu):
     command = _command(compile_command, source, library)
     yield "the C text compiles, and the library loads"
     _build(command, c_source(), source, library)
-    yield "the C function computes the exact GELU of n numbers, and touches nothing else"
+    yield "the C function computes the exact GELU of n numbers, and changes nothing else"
     _computes(library)
-    yield "the wrapper hands C the right addresses"
+    yield "the wrapper passes the right addresses to C"
     _wraps(fused_gelu, torch.linspace(-4, 4, 1003), "1003 numbers in a row")
     yield "transposed, strided and expanded tensors"
     numbers = torch.linspace(-3, 3, 17 * 58)

@@ -7,33 +7,35 @@ from numbers import Integral
 from dlojz_tp.checking import Wrong
 
 HINTS = {
-    "not-none": "Where a compiled step is not faster, compiling never pays: return None, not {got}.",
-    "never-at-all": "Compiling pays here: each step gains {gain} s. None means never.",
-    "slower-divides": "The steps are equally long: that is a division by zero. Compiling never pays then: None.",
-    "not-whole": "A number of steps is a whole number, an int.",
+    "not-none": "When a compiled step is not faster, compiling never pays: return None, not {got}.",
+    "never-at-all": "Compiling pays here: each step saves {gain} s. None means never.",
+    "slower-divides": "The steps take equally long, so you divide by zero. Compiling never pays then: return None.",
+    "not-whole": "The number of steps must be a whole number, an int.",
     "rounded-down": "After {n} steps the compiled job is still behind. Round up.",
-    "rounded-to-nearest": "After {n} steps the compiled job is still behind. round() goes to the nearest; the first step at "
-    "which it is *no longer* behind is above.",
-    "one-too-many": "After one step less it has paid already: where both take equally long, it has paid.",
-    "step-forgotten": "A slow step also did the work of a step: it cost its seconds *less* a compiled step more, not all of "
-    "them.",
-    "eager-step-taken": "Either an eager step was taken off for each slow one, which did the work of a *compiled* step; or this is what is "
-    "left to do *after* the slow steps, and their number is to be added.",
-    "first-only": "Every step that compiled costs, not the first one alone.",
-    "only-the-compiling": "The slow steps are shared out over the eager steps' time. What pays them back is the gain of a "
-    "step: eager less compiled.",
-    "slow-steps-added": "The slow steps were added once more: they are the first ones of the n steps.",
-    "below-one": "At least one step has been done, and as many as were slow.",
+    "rounded-to-nearest": "After {n} steps the compiled job is still behind. round() goes to the nearest number; "
+                          "the first step at which the job is *no longer* behind is above it.",
+    "one-too-many": "One step earlier, compiling has already paid: it has paid as soon as both jobs take equally long.",
+    "step-forgotten": "A slow step also did the work of a step. Its extra cost is its seconds *minus* a compiled "
+                      "step, not all of its seconds.",
+    "eager-step-taken": "Either you subtracted an eager step for each slow one, although a slow step did the work "
+                        "of a *compiled* step. Or this is the number of steps left *after* the slow steps, and you "
+                        "must add the number of slow steps.",
+    "first-only": "Count every step that compiled, not only the first one.",
+    "only-the-compiling": "You divide the slow steps by the eager steps' time. What pays them back is the gain of "
+                          "a step: eager minus compiled.",
+    "slow-steps-added": "You added the slow steps a second time: they are the first ones of the n steps.",
+    "below-one": "The number of steps is at least one, and at least the number of slow steps.",
     "wrong-count": "The number of steps is wrong. Compare n × eager with what the compiled job takes for n steps.",
-    "list-changed": "The list that was handed in is changed afterwards.",
+    "list-changed": "The list that was passed in has changed after the call.",
 }
 
 
 def balise_5(break_even):
     """Times in parts of a second that binary numbers hold, so that equal totals really are equal; then ordinary ones."""
-    yield "three steps that compiled, and totals that are never equal"
+    yield "three steps that compile, and totals that are never equal"
     _judge(break_even, 0.5, 0.375, [12.0, 3.0, 3.3125])
-    yield "a first step of 21 s that compiles, then 1.75 s a step, against 2 s: exactly equal totals have paid"
+    yield ("a first step of 21 s that compiles, then 1.75 s a step against 2 s: compiling has paid when the totals "
+           "are exactly equal")
     _judge(break_even, 2.0, 1.75, [21.0])
     yield "totals that are never equal"
     _judge(break_even, 2.0, 1.75, [21.1875])
@@ -46,7 +48,7 @@ def balise_5(break_even):
     _judge(break_even, 0.5, 0.25, [0.25])
     _judge(break_even, 0.5, 0.25, [])
     _judge(break_even, 0.5, 0.25, [0.25, 0.25, 0.375])
-    yield "never, where the compiled step is not faster"
+    yield "never, when the compiled step is not faster"
     _judge(break_even, 0.25, 0.5, [20.0])
     _judge(break_even, 0.25, 0.25, [20.0])
     yield "milliseconds, minutes, days"

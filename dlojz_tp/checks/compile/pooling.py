@@ -5,27 +5,32 @@ import torch
 from dlojz_tp.checking import Wrong, close, nearest
 
 HINTS = {
-    "mask-ignored": "The padding takes part: with weights from the scores of zeros, or with whatever stands there.",
-    "mask-after-softmax": "The weights of the padding were set to 0 after the softmax: the others no longer add up to 1.",
-    "mask-before-scores": "The padding has a share of the softmax: a score of 0 is weight too, exp(0) is 1. Minus infinity has "
-    "none.",
-    "padding-read": "Without padding the result is right, and with it not: a position of the padding has a weight, be it a small one, "
-    "or a real position has none.",
-    "padding-nan": "With a NaN in the padding the result is NaN. A factor of 0 does not take it out, nor does adding minus infinity: "
-    "both give NaN. Fill the padding of x itself.",
-    "padding-nan-gradient": "With a NaN in the padding the result is right, but the gradient of {what} is NaN: going back, too, 0 × NaN "
-    "is NaN. Fill the padding of x first, before anything is computed with it.",
-    "real-nan-hidden": "A NaN at a real position has to show in the result of its row. Fill where the mask is False, and only there.",
-    "pool-inverted": "The mean goes over the padding. Mask where the mask is *False*.",
-    "pool-nan": "The result is NaN. A softmax over minus infinities alone is (does it run over t, the positions of one row?), and so are "
-    "0 × ∞ and ∞ - ∞: fill what is masked, do not multiply it.",
-    "pool-overflows": "With large scores the result is NaN: exp of them overflows, or the weights of the real positions vanish "
-    "beside the padding's. softmax takes the largest score off first; leave the padding out before it.",
-    "pool-mean": "The weights add up to 1 already: add up over t, and do not divide by it again.",
-    "scores-scaled": "The scores are x · query as they are, not divided by √d.",
+    "mask-ignored": "The padding takes part in the result: with weights from the scores of zeros, or with whatever "
+                    "it contains.",
+    "mask-after-softmax": "You set the weights of the padding to 0 after the softmax: the other weights no longer "
+                          "add up to 1.",
+    "mask-before-scores": "The padding has a share in the softmax: a score of 0 has weight too, because exp(0) is "
+                          "1. A score of minus infinity has none.",
+    "padding-read": "Without padding the result is right, but with padding it is not: a padded position has a "
+                    "weight, even if a small one, or a real position has none.",
+    "padding-nan": "With a NaN in the padding the result is NaN. Multiplying by 0 does not remove it, nor does "
+                   "adding minus infinity: both give NaN. Fill the padding of x itself.",
+    "padding-nan-gradient": "With a NaN in the padding the result is right, but the gradient of {what} is NaN: 0 × "
+                            "NaN is NaN in backward too. Fill the padding of x before you compute anything with it.",
+    "real-nan-hidden": "A NaN at a real position must show in the result of its row. Fill only where the mask is "
+                       "False.",
+    "pool-inverted": "The mean is taken over the padding. Mask out the positions where the mask is *False*.",
+    "pool-nan": "The result is NaN. A softmax over nothing but minus infinities is NaN (does it run over t, the "
+                "positions of one row?), and so are 0 × ∞ and ∞ - ∞: fill what is masked, do not multiply it.",
+    "pool-overflows": "With large scores the result is NaN: their exp overflows, or the weights of the real "
+                      "positions vanish next to the padding's. softmax subtracts the largest score first, so leave "
+                      "the padding out before it.",
+    "pool-mean": "The weights already add up to 1: add up over t, and do not divide by their sum again.",
+    "scores-scaled": "The scores are plain x · query, not divided by √d.",
     "plain-mean": "This is the plain mean over the real positions. The weights come from a softmax.",
-    "wrong-pool": "The pooled values are not those of attention_pool over the real positions.",
-    "pool-gradients": "The gradients are not those of attention_pool over the real positions; padding must get none.",
+    "wrong-pool": "The pooled values differ from those of attention_pool over the real positions.",
+    "pool-gradients": "The gradients differ from those of attention_pool over the real positions; the padding must "
+                      "get none.",
 }
 
 
@@ -56,7 +61,7 @@ def pools(masked_pool):
     x, query, mask = scene(b=1, t=5)
     _one_pool(masked_pool, x, query, torch.ones(1, 5, dtype=torch.bool), "no padding at all")
     x, query, mask = scene()
-    _one_pool(masked_pool, x, 60 * query, mask, "scores of which no exponential fits into float32")
+    _one_pool(masked_pool, x, 60 * query, mask, "scores whose exponentials do not fit into float32")
     _one_pool(masked_pool, x, 3000 * query, mask, "scores of some thousands, many of them negative")
     scattered = torch.tensor([[1, 0, 1, 0, 0, 1, 1], [0, 1, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0, 1]]).bool()
     _one_pool(masked_pool, x, query, scattered, "real positions anywhere")

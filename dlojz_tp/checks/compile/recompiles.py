@@ -12,42 +12,48 @@ from dlojz_tp.probes.gpus import on_gpu
 
 HINTS = {
     "count-not-whole": "The number of graphs is an int.",
-    "count-of-calls": "This is the number of calls. Most of them find a graph that is compiled already.",
-    "count-of-runs": "This is the number of times that a graph *runs*. The backend is called once for each graph that is "
-    "compiled, and what it returns for each run; and between the calls nothing must be forgotten.",
+    "count-of-calls": "This is the number of calls. Most of them find a graph that is already compiled.",
+    "count-of-runs": "This is the number of times that a graph *runs*. The backend is called once for each graph "
+                     "that is compiled; what it returns is called for each run. Also, nothing must be forgotten "
+                     "between the calls.",
     "one-too-few": "One graph is missing. The first compilation counts, and so does each part of a broken graph.",
-    "remembered": "The count depends on what was compiled before: a second count of the same gives {again} and not {first}. "
-    "torch._dynamo.reset() forgets.",
-    "not-compiled-by": "Nothing was compiled for this count: hand a backend to torch.compile, and call what torch.compile returns.",
-    "inductor-used": "The functions went to Inductor, which takes seconds for each graph. To count, a backend that only hands "
-    "the graph back is enough.",
-    "dynamic-ignored": "The argument `dynamic` has no effect: hand it on to torch.compile.",
-    "dynamic-replaced": "dynamic=None leaves the choice to torch. Here it was made for it: hand on what came.",
-    "function-returned": "What the backend gives back cannot run the graph: it is called with the inputs of the graph, which are not "
-    "the arguments of `function`. Give back what runs the graph.",
+    "remembered": "The count depends on what was compiled before: a second count of the same calls gives {again}, "
+                  "not {first}. torch._dynamo.reset() makes Dynamo forget.",
+    "not-compiled-by": "Nothing was compiled for this count: pass a backend to torch.compile, and call what "
+                       "torch.compile returns.",
+    "inductor-used": "The functions went to Inductor, which takes seconds for each graph. To count graphs, use a "
+                     "backend that only returns the graph.",
+    "dynamic-ignored": "The argument `dynamic` has no effect: pass it on to torch.compile.",
+    "dynamic-replaced": "dynamic=None leaves the choice to torch, but here you made it: pass the argument on "
+                        "unchanged.",
+    "function-returned": "What the backend returns cannot run the graph: it is called with the graph's inputs, "
+                         "which are not the arguments of `function`. Return something that runs the graph.",
     "calls-left-out": "The function ran {n} times for {calls} calls, or it was given copies of its arguments.",
-    "limit-changed": "torch._dynamo.config.recompile_limit was {limit} and is another number now. It counts for the whole program, and for the next measurement.",
+    "limit-changed": "torch._dynamo.config.recompile_limit was {limit}, and you changed it. It applies to the "
+                     "whole program, and to the next measurement.",
     "arguments-packed": "Each entry of `calls` is a tuple of arguments: compiled(*arguments).",
     "wrong-count-of-graphs": "The number of graphs is wrong.",
     "not-padded-and-mask": "Return two tensors: the padded one and its mask.",
-    "always-more": "A length that is a multiple already needs no padding: {t} became {padded} for multiples of {multiple}.",
-    "cut-off": "Real positions are cut off: {t} became {padded}. Round up.",
-    "wrong-length": "{t} positions shall become {right}, the next multiple of {multiple}; they became {padded}.",
-    "wrong-dimension": "The padding went to another dimension: F.pad counts from the last. It belongs behind the positions, "
-    "dimension 1.",
-    "padded-in-front": "The padding stands in front. It belongs behind.",
+    "always-more": "A length that is already a multiple needs no padding: {t} became {padded} for multiples of "
+                   "{multiple}.",
+    "cut-off": "You cut off real positions: {t} became {padded}. Round up.",
+    "wrong-length": "{t} positions must become {right}, the next multiple of {multiple}; they became {padded}.",
+    "wrong-dimension": "The padding went to another dimension: F.pad counts from the last one. It belongs after "
+                       "the positions, in dimension 1.",
+    "padded-in-front": "The padding is at the front. It belongs at the end.",
     "not-zeros": "The padding is not zero, or the real positions are changed.",
-    "dtype-changed": "The padded tensor has another dtype or device than x.",
-    "made-on-cpu": "Where x is on a GPU, a tensor is on the CPU: {error}. What you make, be it a piece of a mask, "
-    "needs device=x.device.",
-    "mask-inverted": "The mask is True where the padding is. Real positions are True.",
-    "mask-not-bool": "The mask is a boolean tensor of shape (b, padded t).",
-    "mask-wrong": "The mask does not tell the real positions from the padding.",
-    "mask-by-zeros": "A real position whose numbers are all 0 counts as padding. The mask follows from the length, not from "
-    "the numbers.",
+    "dtype-changed": "The padded tensor has a different dtype or device from x.",
+    "made-on-cpu": "When x is on a GPU, a tensor is on the CPU: {error}. Every tensor that you create, even a "
+                   "piece of a mask, needs device=x.device.",
+    "mask-inverted": "The mask is True for the padding. It must be True for the real positions.",
+    "mask-not-bool": "The mask must be a boolean tensor of shape (b, padded t).",
+    "mask-wrong": "The mask does not separate the real positions from the padding.",
+    "mask-by-zeros": "A real position whose numbers are all 0 counts as padding. Derive the mask from the length, "
+                     "not from the numbers.",
     "input-written": "The {what} was changed.",
-    "pool-recompiles": "The padded lengths are {right}, and masked_pool still gave {found} graphs: the graph breaks where it takes "
-    "elements out, or reads the numbers of the mask. Compute on all positions.",
+    "pool-recompiles": "The padded lengths are {right}, but masked_pool still gave {found} graphs: the graph "
+                       "breaks where you take elements out, or read the numbers of the mask. Compute on all "
+                       "positions.",
 }
 
 
@@ -69,7 +75,7 @@ def balise_4(count_graphs, pad_to_bucket, masked_pool):
     pools(masked_pool)
     yield "twelve lengths, three shapes, three graphs"
     _together(pad_to_bucket, masked_pool)
-    yield "all of it where x is"
+    yield "all of it on the device of x"
     _on_gpu(pad_to_bucket, masked_pool)
 
 

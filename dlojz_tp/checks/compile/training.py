@@ -10,44 +10,45 @@ from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.compile.fresh import Graphs, fresh, no_inductor
 
 HINTS = {
-    "no-step": "Return the function step, not what a step gives.",
-    "loss-called": "loss_of was called without a batch. Hand over the function itself: torch.compile(loss_of, …).",
-    "step-loss": "step returns the loss, a tensor of shape (); it returned {got}.",
-    "step-replaced": "optimizer.step is another function now, and a scheduler that is made afterwards fails: it wants the optimizer's "
-    "own method ({error}). Keep what torch.compile returns under a name of its own.",
-    "loss-keeps-graph": "The loss still has its graph: whoever keeps it keeps the activations. Return loss.detach().",
-    "loss-read": "step returns a Python number: on a GPU it would wait in every step. Return a tensor.",
-    "loss-wrong": "The loss is not the one that loss_of gives before the update.",
-    "backend-ignored": "torch.compile was called without the given backend, and took Inductor.",
-    "nothing-compiled": "Nothing was compiled: the backend was not asked once.",
-    "loss-uncompiled": "The loss was not compiled: no graph has the model in it.",
+    "no-step": "Return the function step, not the result of a step.",
+    "loss-called": "loss_of was called without a batch. Pass the function itself: torch.compile(loss_of, …).",
+    "step-loss": "step must return the loss, a tensor of shape (); it returned {got}.",
+    "step-replaced": "You replaced optimizer.step, and a scheduler that is created afterwards fails: it needs the "
+                     "optimizer's own method ({error}). Keep what torch.compile returns under a separate name.",
+    "loss-keeps-graph": "The loss still has its graph: any code that keeps the loss also keeps the activations. "
+                        "Return loss.detach().",
+    "loss-read": "step returns a Python number, so it would wait for the GPU in every step. Return a tensor.",
+    "loss-wrong": "The loss differs from what loss_of gives before the update.",
+    "backend-ignored": "torch.compile was called without the given backend, so it used Inductor.",
+    "nothing-compiled": "Nothing was compiled: the backend was never called.",
+    "loss-uncompiled": "The loss was not compiled: no graph contains the model.",
     "optimizer-uncompiled": "optimizer.step was not compiled: no graph updates the weights.",
-    "optimizer-fullgraph": "The update stops at a graph break, and the loss has none: PyTorch's optimizers break the graph in their "
-    "own step(). Compile it without fullgraph.",
-    "break-tolerated": "loss_of with a graph break in it ran all the same. fullgraph=True makes an error of it, which names the "
-    "line.",
+    "optimizer-fullgraph": "The update fails at a graph break, although the loss has none: PyTorch's optimizers "
+                           "break the graph in their own step(). Compile it without fullgraph.",
+    "break-tolerated": "loss_of has a graph break, but it still ran. fullgraph=True turns the break into an error "
+                       "that names the line.",
     "compiled-anew": "Every step compiles again, although nothing has changed. Compile once, outside step.",
-    "lr-recompiles": "When the learning rate changed, the update was compiled anew: the rate is a Python number, and a guard "
-    "looks at it. Make it a tensor, in every group.",
-    "fell-back": "In the last steps fewer graphs ran than before: a part of the step has gone back to uncompiled code. Do not "
-    "limit recompilations, avoid them.",
+    "lr-recompiles": "When the learning rate changed, the update was compiled anew: the rate is a Python number, "
+                     "and a guard checks it. Make it a tensor, in every group.",
+    "fell-back": "In the last steps fewer graphs ran than before: a part of the step has gone back to uncompiled "
+                 "code. Avoid recompilations instead of limiting them.",
     "lr-no-effect": "The weights follow a constant learning rate: what the scheduler writes into optimizer.param_groups is not "
     "what the update uses.",
-    "never-cleared": "The gradients of all steps add up. Clear them in each step.",
-    "no-update": "The weights have not moved: backward, then the optimizer's step.",
-    "other-optimizer": "The given optimizer has not done a step: use it, with its state.",
-    "two-updates": "Two updates were made in a step.",
-    "weights-differ": "After {n} steps the weights are not those of the uncompiled step.",
-    "buffers-differ": "The statistics of batch norm are not those of the uncompiled step: forward must run once a step, in "
-    "training mode.",
+    "never-cleared": "The gradients add up over all steps. Clear them in each step.",
+    "no-update": "The weights have not moved: call backward, then the optimizer's step.",
+    "other-optimizer": "The given optimizer has not taken a step: use it, with its state.",
+    "two-updates": "You made two updates in a step.",
+    "weights-differ": "After {n} steps the weights differ from those of the uncompiled step.",
+    "buffers-differ": "The batch norm statistics differ from those of the uncompiled step: forward must run once a "
+                      "step, in training mode.",
 }
 
 
 def balise_6(make_compiled_step):
     """SGD with momentum and batch norm; AdamW with two groups and a scheduler made before; a loss with a break."""
-    yield "losses and weights of the uncompiled step, nothing compiled again: SGD, batch norm, dropout"
+    yield "losses and weights of the uncompiled step, and nothing compiled again: SGD, batch norm, dropout"
     _scene(make_compiled_step, _sgd, early=False)
-    yield "the same with AdamW, two groups of parameters, and a scheduler that was there before"
+    yield "the same with AdamW, two groups of parameters, and a scheduler created beforehand"
     _scene(make_compiled_step, _adamw, early=True)
     yield "a graph break in the loss is an error"
     _break(make_compiled_step)
