@@ -144,10 +144,11 @@ def _looks():
                    lambda seen, due: "slowest-first" if seen == due[::-1] else "unordered", fields=silent)  # fmt: skip
     some = sorted((layout.pipeline, _memory(layout)) for layout in every(*TIED))
     by_hand = lambda seen, _: "layouts-compared" if isinstance(seen, str) else "ties"  # noqa: E731
-    yield Look("of equally quick ones the smaller first", "all", len(some), by_hand, fields=silent)
+    yield Look("of equally quick layouts, the smaller one comes first", "all", len(some), by_hand, fields=silent)
     yield Look("", "some", some, by_hand, fields=silent)
     shown = lambda seen, due: {"expected": due, "got": seen}  # noqa: E731
-    yield Look("where nothing divides, or nothing fits, it says so", "divides", "NoLayout", "silent-none", fields=shown)
+    yield Look("where nothing divides or nothing fits, the error says so",
+               "divides", "NoLayout", "silent-none", fields=shown)
     yield Look("", "fits", "NoLayout", "silent-none", fields=shown)
     yield Look("", "leanest", f"{min(map(_memory, every(*PROBES['a node of 8, batch 24']))) / 1e9:.1f}",
                "leanest-unsaid", lambda seen, due: due in seen, shown)  # fmt: skip

@@ -138,16 +138,16 @@ TRUE = [_true_groups(k, axes).tolist() for k, axes in CHOICES]
 RANKS = torch.cat([torch.arange(len(places)) for _, places in PLACES]).double()
 LOOKS = [
     Look("place_of: a coordinate for each axis of the mesh", "place form", "such a dictionary", "place-form"),
-    Value("the places of all ranks, in meshes of 1 to 5 axes", "places",
+    Value("the coordinates of all ranks, in meshes of 1 to 5 axes", "places",
           torch.cat([places.flatten() for _, places in PLACES]).double(), "wrong-place", fields=_place),
-    Look("a rank that the mesh has not: ValueError", "outside", ["ValueError"] * 3 * len(MESHES), "rank-outside",
+    Look("a rank that the mesh does not have: ValueError", "outside", ["ValueError"] * 3 * len(MESHES), "rank-outside",
          fields=lambda seen, due: {"got": next(one for one in seen if one != "ValueError"), "expected": "ValueError"}),
     Value("rank_at: back again", "ranks", RANKS, "wrong-rank", fields=silent),
-    Look("whatever the order in `place`", "turned", RANKS, "order-of-place", fields=silent),
+    Look("any order of the axes in `place`", "turned", RANKS, "order-of-place", fields=silent),
     Look("groups: a list of lists of ranks", "group form", "a list of lists", "groups-form"),
-    Look("who is in a group with whom: no axis, one, two, all", "groups",
+    Look("which ranks share a group: for no axis, one, two, all", "groups",
          torch.cat([_first_of(all_of, NUMBERS[k].numel()) for (k, _), all_of in zip(CHOICES, TRUE)]), _of_groups, fields=_example),
-    Look("ranks count up in a group", "in order", TRUE, "groups-order", fields=silent),
+    Look("ranks are in increasing order in a group", "in order", TRUE, "groups-order", fields=silent),
     Look("`sizes` stays as it is", "changed", False, "sizes-changed"),
 ]  # fmt: skip
 

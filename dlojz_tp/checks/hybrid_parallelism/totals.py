@@ -94,13 +94,15 @@ def _right(seen, due):
 
 LOOKS = {
     "norm": [
-        Look("total_norm: a tensor with a number on every rank", "norm form", _all(lambda tied: "a tensor"), "number-missing", fields=_whose),
+        Look("total_norm: a one-number tensor on every rank",
+             "norm form", _all(lambda tied: "a tensor"), "number-missing", fields=_whose),
         Look("the norm of one process, on every rank", "norm", _all(_norms), "norm-on-some", _on_some, _first),
         Value("", "norm", _all(_norms), "wrong-norm", within(1e-5), _first),
         Look("the gradients stay as they are", "same", _all(lambda tied: True), "gradients-changed", fields=silent),
     ],
     "loss": [
-        Look("total_loss: a tensor with a number on every rank", "loss form", _all(lambda tied: "a tensor"), "number-missing", fields=_whose),
+        Look("total_loss: a one-number tensor on every rank",
+             "loss form", _all(lambda tied: "a tensor"), "number-missing", fields=_whose),
         Look("the mean loss of the whole batch, on every rank", "loss", _all(lambda tied: grid.truth(tied, ROWS)[0]), "loss-on-some",
              _on_some, lambda seen, due: {"ranks": _right(seen, due), "expected": due[0]}),
         Value("", "loss", _all(lambda tied: grid.truth(tied, ROWS)[0]), "wrong-loss",

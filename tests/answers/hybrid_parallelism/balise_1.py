@@ -64,7 +64,7 @@ bank.text(1, None, STRIDES)
 hint(
     1,
     "place-form",
-    "place_of returns a dictionary with a coordinate, a whole number, for each axis that `sizes` names. Here: {got}",
+    "place_of must return a dictionary with a coordinate, a whole number, for each axis in `sizes`. Here: {got}",
 )
 slip(1, "place-form", ("return {axis: place[axis] for axis in sizes}", "return tuple(place[axis] for axis in sizes)"))
 slip(
@@ -89,7 +89,8 @@ variant(1, "place-form", NUMPY, ("dict(zip(sizes, np", "list(zip(sizes, np"))
 hint(
     1,
     "first-axis-first",
-    "Ranks count up along the *last* axis first: ranks 0 and 1 differ in the last coordinate. Here they differ in the first one.",
+    "Ranks count up along the *last* axis first: ranks 0 and 1 differ in the last coordinate. In your answer they "
+    "differ in the first one.",
 )
 slip(1, "first-axis-first", ("in reversed(sizes)", "in sizes"))
 variant(
@@ -99,7 +100,8 @@ variant(
 hint(
     1,
     "wrong-stride",
-    "A step along an axis is as many ranks as *all* axes behind it have together, their product. Here it is the size of one axis.",
+    "A step along an axis is as many ranks as the *product* of the sizes of all axes after it. You use the size of "
+    "one axis.",
 )
 slip(
     1,
@@ -123,7 +125,8 @@ variant(
 hint(
     1,
     "wrong-place",
-    "In a mesh of {sizes}, rank {rank} is at {due}, not at {mine}. Coordinates count from 0, and each stays below its axis's size.",
+    "In a mesh of {sizes}, rank {rank} is at {due}, not at {mine}. Coordinates count from 0, and each one stays "
+    "below the size of its axis.",
 )
 slip(1, "wrong-place", ("divmod(left, sizes[axis])\n", "divmod(left, sizes[axis])\n        place[axis] += 1\n"))
 slip(1, "wrong-place", ("return {axis: place[axis] for axis in sizes}", "return dict(zip(sizes, place.values()))"))
@@ -144,7 +147,8 @@ variant(1, "rank-outside", STRIDES, ("rank < 0 or rank >= n", "rank > n"))
 hint(
     1,
     "order-of-place",
-    "rank_at gives another rank when the same place lists its axes in another order. The order of the mesh is that of `sizes`.",
+    "rank_at returns a different rank when the same place lists its axes in another order. The order of the mesh "
+    "is that of `sizes`.",
 )
 slip(
     1,
@@ -172,13 +176,14 @@ variant(
 hint(
     1,
     "wrong-rank",
-    "rank_at has to undo place_of: each coordinate counts as many ranks as all axes behind it have together.",
+    "rank_at must undo place_of: one step of a coordinate is as many ranks as the product of the sizes of all axes "
+    "after it.",
 )
 slip(1, "wrong-rank", ("in sizes.items():\n        rank", "in reversed(sizes.items()):\n        rank"))
 slip(1, "wrong-rank", ("rank = rank * size + place[axis]", "rank += size * place[axis]"))
 variant(1, "wrong-rank", STRIDES, ("place[axis] * stride(axis, sizes) for", "place[axis] * sizes[axis] for"))
 
-hint(1, "groups-form", "groups returns a list of groups, each of them a list of ranks. Here: {got}")
+hint(1, "groups-form", "groups must return a list of groups, each of them a list of ranks. Here: {got}")
 slip(1, "groups-form", ("return list(found.values())", "return found"))
 slip(1, "groups-form", ("return list(found.values())", "return list(found.values())[0]"))
 slip(1, "groups-form", (".append(rank)", ".append(place_of(rank, sizes))"))
@@ -187,14 +192,15 @@ variant(1, "groups-form", NUMPY, ("sorted(sorted(row) for row in rows.tolist())"
 hint(
     1,
     "others-vary",
-    "The ranks of these groups agree in {axes}, and differ in the other axes. The axes that are named are those in which they "
-    "*differ*: of a mesh of {sizes}, due are {due}.",
+    "The ranks of these groups agree in {axes} and differ in the other axes. The given axes are those in which "
+    "they must *differ*: for a mesh of {sizes}, {due} are expected.",
 )
 slip(1, "others-vary", ("if axis not in axes", "if axis in axes"))
 variant(1, "others-vary", NUMPY, ("if axis in axes]", "if axis not in axes]"))
 
 hint(
-    1, "one-axis-of-several", "Of the axes {axes} only one varies in these groups. Of a mesh of {sizes}, due are {due}."
+    1, "one-axis-of-several", "Of the axes {axes}, only one varies in these groups. For a mesh of {sizes}, {due} "
+                              "are expected."
 )
 slip(1, "one-axis-of-several", ("if axis not in axes", "if axis not in axes[:1]"))
 variant(1, "one-axis-of-several", STRIDES, ("firsts = ", "axes = axes[-1:]\n    firsts = "))
@@ -202,7 +208,8 @@ variant(1, "one-axis-of-several", STRIDES, ("firsts = ", "axes = axes[-1:]\n    
 hint(
     1,
     "not-once",
-    "Each rank is in exactly one group; here some are in none, or in two. For {axes} of a mesh of {sizes}, due are {due}.",
+    "Each rank must be in exactly one group; here some are in none, or in two. For {axes} of a mesh of {sizes}, "
+    "{due} are expected.",
 )
 slip(1, "not-once", ("return list(found.values())", "return [one for one in found.values() if 0 in one]"))
 slip(1, "not-once", ("return list(found.values())", "return [one for one in found.values() if len(one) > 1]"))
@@ -216,7 +223,7 @@ variant(
     ),
 )
 
-hint(1, "no-axis", "Where no axis is named, no ranks differ: each rank is a group of its own, [[0], [1], [2], …].")
+hint(1, "no-axis", "When no axis is given, no ranks differ: each rank is a group by itself, [[0], [1], [2], …].")
 slip(1, "no-axis", ("found = {}", "found = {}\n    if not axes:\n        return []"))
 slip(1, "no-axis", ("found = {}", "found = {}\n    axes = axes or list(sizes)"))
 variant(1, "no-axis", STRIDES, ("firsts = ", "axes = axes if axes else list(sizes)\n    firsts = "))
@@ -224,7 +231,8 @@ variant(1, "no-axis", STRIDES, ("firsts = ", "axes = axes if axes else list(size
 hint(
     1,
     "digits-joined",
-    "Right in small meshes. With 12 × 11 ranks, places such as 1, 10 and 11, 0 have one key: a tuple of numbers keeps them apart.",
+    "The groups are right in small meshes. With 12 × 11 ranks, the places (1, 10) and (11, 0) get the same key: a "
+    "tuple of numbers keeps them apart.",
 )
 slip(1, "digits-joined", ("others = tuple(number for", "others = ''.join(str(number) for"))
 slip(1, "digits-joined", ("others = tuple(number for", "others = sum(10**list(sizes).index(axis) * number for"))
@@ -240,7 +248,7 @@ variant(
     ),
 )
 
-hint(1, "wrong-groups", "Ranks share a group if they differ in {axes} only. Of a mesh of {sizes}, due are {due}.")
+hint(1, "wrong-groups", "Ranks share a group if they differ only in {axes}. For a mesh of {sizes}, {due} are expected.")
 NEIGHBOURS = "size = math.prod(sizes[axis] for axis in axes)\n    n = math.prod(sizes.values())\n    return [list(range(k, k + size)) for k in range(0, n, size)]\n    found = {}"
 slip(1, "wrong-groups", ("found = {}", NEIGHBOURS))
 variant(1, "wrong-groups", NUMPY, ("numbers.transpose(*outside, *inside).reshape", "numbers.reshape"))
@@ -248,13 +256,13 @@ variant(1, "wrong-groups", NUMPY, ("numbers.transpose(*outside, *inside).reshape
 hint(
     1,
     "groups-order",
-    "The groups are right, the order in them is not: the ranks of a group count up.",
+    "The groups are right, but the order in them is not: list the ranks of a group in increasing order.",
 )
 slip(1, None, ("return list(found.values())", "return list(found.values())[::-1]"))
 slip(1, "groups-order", ("return list(found.values())", "return [one[::-1] for one in found.values()]"))
 variant(1, "groups-order", NUMPY, ("sorted(sorted(row) for row in rows.tolist())", "rows[:, ::-1].tolist()"))
 variant(1, "groups-order", STRIDES, ("[axis for axis in sizes if axis in axes]", "list(axes)"))
 
-hint(1, "sizes-changed", "`sizes` is another one after these calls. It is the caller's: work on a copy.")
+hint(1, "sizes-changed", "`sizes` has changed after these calls. It belongs to the caller: work on a copy.")
 slip(1, "sizes-changed", ("return list(found.values())", "sizes.clear()\n    return list(found.values())"))
 variant(1, "sizes-changed", NUMPY, ("return sorted(sorted", "sizes.popitem()\n    return sorted(sorted"))

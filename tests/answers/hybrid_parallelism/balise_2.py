@@ -72,21 +72,21 @@ def hybrid_step(part, mesh, tokens, n_micro_batches):
 """
 bank.text(2, None, STARTED)
 
-hint(2, "no-stage", "part_of returns `Stage(layers)`: a list of layers, wrapped. Here: {got}.")
+hint(2, "no-stage", "part_of must return `Stage(layers)`: a list of layers, wrapped. Here: {got}.")
 slip(2, "no-stage", ("return Stage(layers)", "return nn.Sequential(*layers)"))
 variant(
     2, "no-stage", ONE_MESSAGE, ("return Stage(front + layers + back)", "return nn.ModuleList(front + layers + back)")
 )
 
-hint(2, "all-layers", "Every rank holds all blocks. Those of a stage are a part of them: which, says `mesh.pipeline`.")
+hint(2, "all-layers", "Every rank holds all blocks. A stage has only a part of them: `mesh.pipeline` tells which.")
 slip(2, "all-layers", ("for k in range(begin, end)]", "for k in range(len(model.blocks))]"))
 variant(2, "all-layers", ONE_MESSAGE, (".tensor_split(axis.size)[axis.rank]", ""))
 
 hint(
     2,
     "ends-wrong",
-    "Entrance and Exit stand at the two ends of a pipeline: the Entrance on its first stage only, the Exit on its last. With one "
-    "stage it has both. Here, {got}; it should hold {expected}.",
+    "Entrance and Exit are at the two ends of a pipeline: the Entrance only on its first stage, the Exit only on "
+    "its last. With a single stage it has both. Here, {got}; it should hold {expected}.",
 )
 slip(2, "ends-wrong", ("    if stage == 0:\n        layers.insert", "    if True:\n        layers.insert"))
 slip(2, "ends-wrong", ("if stage == 0:", "if dist.get_rank() == 0:"), ("n_stages == 1 and", "False and"))
@@ -101,8 +101,8 @@ variant(
 hint(
     2,
     "wrong-layers",
-    "The stages of a pipeline hold each block once, in order, and as many each as it goes: three blocks on two stages are 1 and 2, or "
-    "2 and 1. Here, {got}; it should hold {expected}.",
+    "The stages of a pipeline must hold each block once, in order, in shares as equal as possible: three blocks on "
+    "two stages are 1 and 2, or 2 and 1. Here, {got}; it should hold {expected}.",
 )
 slip(2, "wrong-layers", ("(len(model.blocks) * k // n_stages for", "(len(model.blocks) // n_stages * k for"))
 slip(
@@ -119,8 +119,8 @@ variant(2, "wrong-layers", STARTED, ("k * n // len(model.blocks)", "k % n"))
 hint(
     2,
     "cut-elsewhere",
-    "These parameters are no part that rank {rank} should hold of the model. Layers are cut over the *tensor* ranks, and copied from the "
-    "plain model as it is.",
+    "These parameters are not a part of the model that rank {rank} should hold. Layers are cut over the *tensor* "
+    "ranks, and copied from the plain model as it is.",
 )
 slip(2, "cut-elsewhere", ("SlicedBlock(model.blocks[k], mesh.tensor)", "SlicedBlock(model.blocks[k], mesh.data)"))
 variant(2, "cut-elsewhere", STARTED, ("Exit(model, mesh.tensor)", "Exit(model, mesh.data)"))
@@ -128,8 +128,9 @@ variant(2, "cut-elsewhere", STARTED, ("Exit(model, mesh.tensor)", "Exit(model, m
 hint(
     2,
     "tied-twice",
-    "On a pipeline of one stage, a tied head and the embedding are *one* parameter, which collects both gradients. Here the rank holds "
-    "it twice, and an optimizer would move the two apart: give the Exit the Entrance's `words`.",
+    "On a pipeline of one stage, a tied head and the embedding are *one* parameter, which collects both gradients. "
+    "Here the rank holds it twice, and an optimizer would make the two differ: give the Exit the Entrance's "
+    "`words`.",
 )
 slip(
     2,
@@ -141,7 +142,7 @@ variant(2, "tied-twice", ONE_MESSAGE, ("        back[0].words = front[0].words",
 hint(
     2,
     "one-for-two",
-    "This head is not tied: it has a weight of its own, and the embedding's is not its. Ask `model.config.tied_head`.",
+    "This head is not tied: it has its own weight, not the embedding's. Check `model.config.tied_head`.",
 )
 slip(2, "one-for-two", ("if n_stages == 1 and model.config.tied_head:", "if n_stages == 1:"))
 variant(2, "one-for-two", STARTED, ("if model.config.tied_head and isinstance", "if isinstance"))
@@ -149,8 +150,8 @@ variant(2, "one-for-two", STARTED, ("if model.config.tied_head and isinstance", 
 hint(
     2,
     "whole-batch",
-    "Every rank computes with the whole batch. The gradients may be right, but nothing is gained: each data rank takes its own rows, "
-    "`tokens.tensor_split(mesh.data.size)[mesh.data.rank]`.",
+    "Every rank computes with the whole batch. The gradients may be right, but nothing is gained: each data rank "
+    "must take its own rows, `tokens.tensor_split(mesh.data.size)[mesh.data.rank]`.",
 )
 slip(
     2,
@@ -163,8 +164,8 @@ variant(2, "whole-batch", ONE_MESSAGE, (".tensor_split(mesh.data.size)[mesh.data
 hint(
     2,
     "other-rows",
-    "These are not the rows of this rank. All ranks with one data coordinate, tensor ranks and stages, work on the same rows; the "
-    "shares differ by one row where the batch does not divide.",
+    "These are not the rows of this rank. All ranks with the same data coordinate, tensor ranks and stages alike, "
+    "work on the same rows; the shares differ by one row when the batch does not divide evenly.",
 )
 slip(
     2,
@@ -183,7 +184,7 @@ variant(2, "other-rows", STARTED, ("tokens[begin : begin + mine]", "tokens[begin
 hint(
     2,
     "not-in-parts",
-    "The rows go through the pipeline in `n_micro_batches` parts; hand the number on to `run_pipeline`.",
+    "The rows go through the pipeline in `n_micro_batches` parts; pass the number on to `run_pipeline`.",
 )
 slip(2, "not-in-parts", ("rows, n_micro_batches)", "rows)"))
 variant(2, "not-in-parts", ONE_MESSAGE, ("n_micro_batches, schedule", "mesh.pipeline.size, schedule"))
@@ -191,8 +192,9 @@ variant(2, "not-in-parts", ONE_MESSAGE, ("n_micro_batches, schedule", "mesh.pipe
 hint(
     2,
     "ranks-waiting",
-    "The ranks wait for each other, or one gave up: {error}. All ranks of a group must make the same calls, in the same order, with "
-    "tensors of one size. Without `group=` a call is one of the whole world; a stage in the middle has no `words` to add.",
+    "The ranks wait for each other, or one gave up: {error}. All ranks of a group must make the same calls, in the "
+    "same order, with tensors of the same size. Without `group=` a call involves the whole world; a stage in the "
+    "middle has no `words` to add.",
 )
 slip(2, "ranks-waiting", ("group=mesh.ends.group", "group=mesh.pipeline.group"))
 slip(
@@ -202,7 +204,8 @@ slip(
 )
 variant(2, "ranks-waiting", STARTED, ("group=mesh.ends.group", "group=mesh.pipeline.group"))
 
-hint(2, "no-ends-here", "{what}: a stage in the middle of a pipeline is no end of it, and its `mesh.ends` is None.")
+hint(2, "no-ends-here", "{what}: a stage in the middle of a pipeline is not one of its ends, and its `mesh.ends` "
+                        "is None.")
 slip(2, "no-ends-here", ("if p.tied and mesh.pipeline.size > 1:", "if mesh.ends.size > 1 and p.tied:"))
 variant(
     2,
@@ -214,12 +217,12 @@ variant(
 hint(
     2,
     "blocks-whole",
-    "A stage holds whole blocks ({what}): cut each over the tensor ranks, SlicedBlock(block, mesh.tensor).",
+    "A stage holds whole blocks ({what}). Cut each one over the tensor ranks: SlicedBlock(block, mesh.tensor).",
 )
 slip(2, "blocks-whole", ("SlicedBlock(model.blocks[k], mesh.tensor)", "model.blocks[k]"))
 variant(2, "blocks-whole", STARTED, ("layers.append(SlicedBlock(block, mesh.tensor))", "layers.append(block)"))
 
-hint(2, "gradient-none", "A frozen parameter has `p.grad` None ({what}). Leave it out, on all ranks alike.")
+hint(2, "gradient-none", "A frozen parameter has `p.grad` None ({what}). Leave it out, in the same way on all ranks.")
 slip(2, "gradient-none", ("if p.grad is not None:", "if True:"))
 variant(
     2,
@@ -231,7 +234,8 @@ variant(
 hint(
     2,
     "frozen-filled",
-    "A frozen parameter had no gradient, and has one now: with weight decay an optimizer would move it. None stays None.",
+    "A frozen parameter had no gradient, but has one now: with weight decay an optimizer would move it. None must "
+    "stay None.",
 )
 slip(
     2,
@@ -254,7 +258,8 @@ variant(
 hint(
     2,
     "data-silent",
-    "The gradients are those of this data rank's rows alone. Each data rank saw other rows: add up over `mesh.data.group`.",
+    "The gradients are only those of this data rank's rows. Each data rank saw different rows: add up over "
+    "`mesh.data.group`.",
 )
 slip(
     2,
@@ -268,7 +273,8 @@ variant(2, "data-silent", ONE_MESSAGE, ("        g.copy_(values.view_as(g))", " 
 hint(
     2,
     "data-summed",
-    "The means of the data ranks are added up: too large by their number. Each counts by its rows over all rows.",
+    "You added up the means of the data ranks: the result is too large by their number. Weight each mean by its "
+    "rows over all rows.",
 )
 slip(2, "data-summed", ("            p.grad *= len(rows) / len(tokens)\n", ""))
 variant(2, "data-summed", STARTED, ("        p.grad.mul_(mine).div_(len(tokens))\n", ""))
@@ -276,8 +282,8 @@ variant(2, "data-summed", STARTED, ("        p.grad.mul_(mine).div_(len(tokens))
 hint(
     2,
     "shares-alike",
-    "Right where the batch divides, wrong where it does not: shares of 5 and 4 rows count alike. Weight each mean by its rows "
-    "over all rows.",
+    "The gradients are right when the batch divides evenly, but wrong when it does not: shares of 5 and 4 rows "
+    "count the same. Weight each mean by its rows over all rows.",
 )
 slip(2, "shares-alike", ("p.grad *= len(rows) / len(tokens)", "p.grad /= mesh.data.size"))
 variant(2, "shares-alike", ONE_MESSAGE, ("* (len(share) / len(tokens))", "/ mesh.data.size"))
@@ -285,8 +291,8 @@ variant(2, "shares-alike", ONE_MESSAGE, ("* (len(share) / len(tokens))", "/ mesh
 hint(
     2,
     "tied-apart",
-    "First and last stage hold a copy each of the tied words, and each has the gradient of its own use only. The weight's gradient is "
-    "their sum, over `mesh.ends`; without it, the copies drift apart.",
+    "The first and the last stage each hold a copy of the tied words, and each copy has only the gradient of its "
+    "own use. The weight's gradient is their sum, over `mesh.ends`; without it, the copies drift apart.",
 )
 slip(
     2,
@@ -299,7 +305,8 @@ slip(
 variant(2, "tied-apart", STARTED, ("            dist.all_reduce(p.grad, group=mesh.ends.group)", "            pass"))
 
 hint(
-    2, "tied-averaged", "The tied words' gradient is the *sum* of their two uses; yours is about half of it: one weight, used twice, and shares counted once."
+    2, "tied-averaged", "The tied words' gradient is the *sum* of their two uses, but yours is about half of it: "
+                        "the weight is used twice, and each share counts once."
 )
 slip(2, "tied-averaged", ("group=mesh.ends.group)", "group=mesh.ends.group)\n                p.grad /= 2"))
 variant(2, "tied-averaged", STARTED, ("group=mesh.ends.group)", "group=mesh.ends.group)\n            p.grad *= 0.5"))
@@ -307,8 +314,8 @@ variant(2, "tied-averaged", STARTED, ("group=mesh.ends.group)", "group=mesh.ends
 hint(
     2,
     "summed-over-tensor",
-    "The gradients were added up over the tensor ranks. They hold different parts, and what they hold in common has the same gradient on "
-    "all of them already.",
+    "You added up the gradients over the tensor ranks. These ranks hold different parts, and what they hold in "
+    "common already has the same gradient on all of them.",
 )
 slip(
     2,
@@ -333,7 +340,7 @@ variant(
 hint(
     2,
     "untied-summed",
-    "This head is not tied: embedding and head are two weights, and their gradients stay apart. Look at `p.tied`.",
+    "This head is not tied: embedding and head are two weights, and their gradients stay separate. Check `p.tied`.",
 )
 slip(
     2,
@@ -351,7 +358,8 @@ variant(
 hint(
     2,
     "weighted-late",
-    "Each mean needs the weight of its *own* rows, before the data ranks add up. Here their sum has the weight of the rank that holds it.",
+    "Each mean needs the weight of its *own* rows, before you add up over the data ranks. Here their sum is "
+    "weighted by the rows of the rank that holds it.",
 )
 slip(
     2,
@@ -370,12 +378,12 @@ variant(
 hint(
     2,
     "divided-by-parts",
-    "The gradients are too small by the number of micro-batches: `run_pipeline` has made the mean over them already.",
+    "The gradients are too small by the number of micro-batches: `run_pipeline` has already averaged over them.",
 )
 slip(2, "divided-by-parts", ("len(rows) / len(tokens)", "len(rows) / len(tokens) / n_micro_batches"))
 variant(2, "divided-by-parts", STARTED, ("div_(len(tokens))", "div_(len(tokens) * n_micro_batches)"))
 
-hint(2, "wrong-gradient", "The gradients are not those of one process with the whole batch.")
+hint(2, "wrong-gradient", "The gradients differ from those of one process with the whole batch.")
 slip(2, "wrong-gradient", ("p.grad *= len(rows) / len(tokens)", "p.grad *= len(rows)"))
 slip(2, "wrong-gradient", ("if p.tied and", "if p.tied and mesh.tensor.rank == 0 and"))
 slip(2, "wrong-gradient", ("if p.tied and", "if p.tied and mesh.tensor.size == 1 and"))
@@ -385,7 +393,8 @@ variant(2, "wrong-gradient", STARTED, ("div_(len(tokens))", "div_(len(tokens) **
 hint(
     2,
     "strided-rows",
-    "This is the loss of other rows. Data rank 0 takes the first rows of the batch, in one piece, and so on: `tokens.tensor_split`.",
+    "This is the loss of different rows. Data rank 0 takes the first rows of the batch, in one piece, and so on: "
+    "use `tokens.tensor_split`.",
 )
 slip(
     2,
@@ -405,7 +414,8 @@ variant(
 hint(
     2,
     "wrong-step-loss",
-    "Return what `run_pipeline` gives: the mean loss of this pipeline's rows on its last stage, None elsewhere. The sum over the grid comes next.",
+    "Return what `run_pipeline` returns: the mean loss of this pipeline's rows on its last stage, None elsewhere. "
+    "The sum over the grid comes next.",
 )
 slip(2, "wrong-step-loss", ("return loss", "return None if loss is None else loss * len(rows) / len(tokens)"))
 slip(2, "wrong-step-loss", ("return loss", "return 0.0 if loss is None else loss"))

@@ -58,7 +58,8 @@ bank.text(3, None, GATHERED)
 hint(
     3,
     "number-missing",
-    "Every rank needs the number, as a tensor: on rank {ranks} came {got}. All clip by the norm, and all may print the loss; `.item()` makes each wait for its GPU.",
+    "Every rank needs the number as a tensor, but rank {ranks} returned {got}. All ranks clip by the norm, and all "
+    "may print the loss; `.item()` makes each one wait for its GPU.",
 )
 slip(3, "number-missing", ("return square.sqrt()", "return square.sqrt() if dist.get_rank() == 0 else None"))
 slip(3, "number-missing", ("return sums[0] / sums[1]", "return sums[0] / sums[1] if known else None"))
@@ -72,8 +73,8 @@ variant(
 hint(
     3,
     "stage-norm",
-    "This is the norm of what one rank holds, or one stage. The others hold other layers, and their squares count as well; a clip by it "
-    "would scale each part of the model by another factor.",
+    "This is the norm of what one rank holds, or one stage. The others hold other layers, whose squares count too; "
+    "clipping by it would scale each part of the model by a different factor.",
 )
 slip(
     3,
@@ -105,7 +106,7 @@ variant(3, "stage-norm", GATHERED, ("for axis in (mesh.pipeline, mesh.tensor)", 
 hint(
     3,
     "tensor-left-out",
-    "The squares were not added up over the tensor ranks, which hold different parts of each matrix.",
+    "You did not add up the squares over the tensor ranks, which hold different parts of each matrix.",
 )
 slip(3, "tensor-left-out", ("    dist.all_reduce(square, group=mesh.tensor.group)\n", ""))
 variant(
@@ -119,7 +120,8 @@ variant(
 hint(
     3,
     "whole-counted-often",
-    "What every tensor rank holds whole, norms and biases behind a sum, was counted once on each of them. Look at `p.cut`.",
+    "The parameters that every tensor rank holds whole, norms and biases after a sum, were counted once on each "
+    "rank. Check `p.cut`.",
 )
 slip(3, "whole-counted-often", ("(not p.cut and mesh.tensor.rank > 0) or ", ""))
 variant(3, "whole-counted-often", SHARED, ("(1 if p.cut else mesh.tensor.size)", "1"))
@@ -127,7 +129,8 @@ variant(3, "whole-counted-often", SHARED, ("(1 if p.cut else mesh.tensor.size)",
 hint(
     3,
     "cut-dropped",
-    "Parts that only *one* tensor rank has were left out on the others. Once each: what is cut on every rank, what is whole on one.",
+    "Parts that only *one* tensor rank has were left out on the others. Count each parameter once: the cut ones on "
+    "every rank, the whole ones on a single rank.",
 )
 slip(3, "cut-dropped", ("(not p.cut and mesh.tensor.rank > 0)", "mesh.tensor.rank > 0"))
 variant(
@@ -137,7 +140,7 @@ variant(
 hint(
     3,
     "tied-counted-twice",
-    "The tied words stand on the first and on the last stage, and were counted on both. They are one weight.",
+    "The tied words are on the first and on the last stage, and you counted them on both. They are one weight.",
 )
 slip(3, "tied-counted-twice", (" or (p.tied and mesh.pipeline.rank > 0)", ""))
 variant(3, "tied-counted-twice", SHARED, ("            times *= 2\n", "            pass\n"))
@@ -145,7 +148,8 @@ variant(3, "tied-counted-twice", SHARED, ("            times *= 2\n", "         
 hint(
     3,
     "tied-dropped",
-    "The tied words were counted nowhere. Leave out the copy on the last stage, not the weight itself; with one stage there is no copy.",
+    "You counted the tied words nowhere. Leave out the copy on the last stage, not the weight itself; with one "
+    "stage there is no copy.",
 )
 slip(3, "tied-dropped", ("(p.tied and mesh.pipeline.rank > 0)", "p.tied"))
 variant(3, "tied-dropped", GATHERED, ("if not p.tied or mesh.pipeline.rank == 0", "if not p.tied"))
@@ -153,7 +157,8 @@ variant(3, "tied-dropped", GATHERED, ("if not p.tied or mesh.pipeline.rank == 0"
 hint(
     3,
     "tied-dropped-alone",
-    "With one stage the tied words are one parameter of this rank, and count. Only on several stages is the last one's a copy.",
+    "With one stage the tied words are one parameter of this rank, which counts. Only with several stages is the "
+    "last stage's a copy.",
 )
 slip(
     3,
@@ -170,8 +175,8 @@ variant(
 hint(
     3,
     "summed-again",
-    "Squares came in more than once: sum over the tensor ranks and over the pipeline, whose ends are in it already. Data ranks hold the "
-    "*same* gradient since balise 2: count one of them.",
+    "Some squares were counted more than once. Sum over the tensor ranks and over the pipeline, which already "
+    "includes its ends. Data ranks hold the *same* gradient since balise 2: count one of them.",
 )
 slip(
     3,
@@ -191,7 +196,7 @@ slip(
 )
 variant(3, "summed-again", SHARED, ("mesh.data.size * (1 if", "(1 if"))
 
-hint(3, "norms-added", "Norms were added. Squares add up; the root is taken once, at the end.")
+hint(3, "norms-added", "You added up norms. Add up the squares, and take the root once, at the end.")
 slip(
     3,
     "norms-added",
@@ -210,8 +215,8 @@ variant(3, "no-root", SHARED, ("return square ** 0.5", "return square"))
 hint(
     3,
     "norm-on-some",
-    "Right on rank {ranks} and wrong on the others. Every rank needs the whole sum (`all_reduce`), and data ranks hold the same: what "
-    "one counts, all count.",
+    "The norm is right on rank {ranks}, but wrong on the others. Every rank needs the whole sum (`all_reduce`), "
+    "and data ranks hold the same gradients: what one of them counts, all must count.",
 )
 slip(
     3,
@@ -242,11 +247,12 @@ slip(
 slip(3, "wrong-norm", ("(p.tied and", "(p.tied and mesh.tensor.rank == 0 and"))
 variant(3, "wrong-norm", SHARED, (".pow(2)", ".pow(3)"))
 
-hint(3, "norm-none", "A frozen parameter has no gradient, `p.grad` is None ({what}). It counts nothing.")
+hint(3, "norm-none", "A frozen parameter has no gradient, `p.grad` is None ({what}). It adds nothing.")
 slip(3, "norm-none", ("p.grad is not None and not copy", "not copy"))
 variant(3, "norm-none", GATHERED, (" if p.grad is not None]", "]"))
 
-hint(3, "gradients-changed", "The gradients are others after the call. It measures; who clips comes later.")
+hint(3, "gradients-changed", "The gradients have changed after the call. The function only measures; clipping "
+                             "comes later.")
 slip(
     3,
     "gradients-changed",
@@ -268,8 +274,8 @@ variant(
 hint(
     3,
     "totals-waiting",
-    "The ranks wait for each other, or one gave up: {error}. Ranks without a loss, and those without tied words, call the same "
-    "collectives as the others, with tensors of one size and dtype: they have 0 to add.",
+    "The ranks wait for each other, or one gave up: {error}. Ranks without a loss or without tied words must call "
+    "the same collectives as the others, with tensors of the same size and dtype: they add 0.",
 )
 slip(
     3,
@@ -281,11 +287,11 @@ slip(
 )
 variant(3, "totals-waiting", SHARED, ("    dist.all_reduce(told)", "    if last:\n        dist.all_reduce(told)"))
 
-hint(3, "loss-none", "Only the last stage has a loss, the others are given None ({what}). They count 0, of 0 rows.")
+hint(3, "loss-none", "Only the last stage has a loss; the others are given None ({what}). They add 0, for 0 rows.")
 slip(3, "loss-none", (" if known else [0, 0]", ""))
 variant(3, "loss-none", GATHERED, (" if loss is not None else None", ""))
 
-hint(3, "share-loss", "This is the loss of one data rank's rows. The others saw other rows.")
+hint(3, "share-loss", "This is the loss of one data rank's rows. The others saw different rows.")
 slip(3, "share-loss", ("    dist.all_reduce(sums, group=mesh.data.group)\n", ""))
 variant(
     3,
@@ -297,7 +303,8 @@ variant(
 hint(
     3,
     "loss-alike",
-    "The mean of the data ranks' means: right where their shares are equal, and here one has 4 rows, the other 3.",
+    "This is the mean of the data ranks' means. It is right when their shares are equal, but here one rank has 4 "
+    "rows and the other has 3.",
 )
 slip(3, "loss-alike", ("[loss * n_rows, n_rows]", "[loss, 1]"))
 variant(3, "loss-alike", SHARED, ("1.0], dtype=torch.float64) * n_rows", "1.0], dtype=torch.float64)"))
@@ -305,8 +312,8 @@ variant(3, "loss-alike", SHARED, ("1.0], dtype=torch.float64) * n_rows", "1.0], 
 hint(
     3,
     "loss-over-stages",
-    "The loss is too small by the number of stages: rows of stages that have no loss were counted. (Or it was divided once "
-    "more by the data ranks, which are as many here.)",
+    "The loss is too small by the number of stages: you counted rows of stages that have no loss. (Or you divided "
+    "once more by the number of data ranks, which is the same here.)",
 )
 slip(3, "loss-over-stages", ("[0, 0]", "[0, n_rows]"))
 variant(
@@ -319,7 +326,7 @@ variant(
     ),
 )
 
-hint(3, "loss-summed", "The loss is a sum over ranks. Divide by the rows that were added up.")
+hint(3, "loss-summed", "The loss is a sum over ranks. Divide it by the number of rows that were added up.")
 slip(3, "loss-summed", ("[loss * n_rows, n_rows]", "[loss, 1]"), ("return sums[0] / sums[1]", "return sums[0]"))
 slip(3, "loss-summed", ("return sums[0] / sums[1]", "return sums[0]"))
 variant(3, "loss-summed", SHARED, ("told[0] / told[1]", "told[0]"))
@@ -328,7 +335,8 @@ variant(3, "loss-summed", SHARED, ("told[0] / told[1]", "told[0] / told[1] * mes
 hint(
     3,
     "loss-own-rows",
-    "The sum of losses times rows is right, what it is divided by is not. Add up the rows as well: data ranks, and batches, have other numbers of them.",
+    "The sum of losses times rows is right, but the divisor is not. Add up the rows too: their number differs "
+    "between data ranks and between batches.",
 )
 slip(3, "loss-own-rows", ("return sums[0] / sums[1]", "return sums[0] / (n_rows * mesh.data.size)"))
 slip(3, "loss-own-rows", ("return sums[0] / sums[1]", "return sums[0] / BATCH"))
@@ -338,7 +346,8 @@ variant(3, "loss-own-rows", SHARED, ("told[0] / told[1]", "told[0] / n_rows / me
 hint(
     3,
     "loss-on-some",
-    "Right on rank {ranks}, wrong on the others. Every rank needs the sums: those of the last stages go to all stages, middle ones too.",
+    "The loss is right on rank {ranks}, but wrong on the others. Every rank needs the sums: those of the last "
+    "stages must reach all stages, including the middle ones.",
 )
 slip(
     3,

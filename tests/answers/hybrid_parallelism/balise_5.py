@@ -108,7 +108,7 @@ bank.slip(5, "nothing-returned", ("    return max(0.0, seconds - beside) if layo
 bank.hint(
     5,
     "planner-called",
-    "The planner has this ready-made in `{name}`. Here you write it; its collectives are there to be used.",
+    "The planner already has this in `{name}`. Here you write it yourself; you may use the planner's collectives.",
 )
 bank.text(5, "planner-called", BY_LAYERS.replace("    m, p, t = layout.micro", "    planner.step_time(model, layout, cluster)\n    m, p, t = layout.micro"))  # fmt: skip
 bank.slip(5, "planner-called", ("(24 * b * s * h**2 + 4 * b * s**2 * h)", "planner.layer_flops(s, b, h)"))
@@ -118,24 +118,27 @@ bank.variant(5, "planner-called", BY_HAND, ("    near = math.gcd", "    planner.
 bank.hint(
     5,
     "stage-time-form",
-    "`stage_time` returns two numbers of seconds: computing, and waiting for tensor ranks. {got} came.",
+    "`stage_time` must return two numbers of seconds: computing, and waiting for tensor ranks. You returned {got}.",
 )
 bank.slip(5, "stage-time-form", ("cluster.card.bandwidth), layers * (", "cluster.card.bandwidth) + layers * ("))
 bank.variant(
     5, "stage-time-form", BY_LAYERS, ("return [compute *", "return waits + sum([compute *"), (", waits]", "])")
 )
 
-bank.hint(5, "data-time-form", "`data_time` returns one number of seconds. {got} came.")
+bank.hint(5, "data-time-form", "`data_time` must return one number of seconds. You returned {got}.")
 bank.slip(5, "data-time-form", ("if layout.overlap else seconds\n", "if layout.overlap else (seconds, sizes)\n"))
 bank.variant(5, "data-time-form", BY_LAYERS, ("    return left", "    return [left]"))
 
 bank.hint(
-    5, "step-form", 'A dict with "compute", "tensor", "bubble", "pipeline" and "data" is due, all five. {got} came.'
+    5, "step-form", 'Return a dict with "compute", "tensor", "bubble", "pipeline" and "data", all five. You '
+                    "returned {got}."
 )
 bank.slip(5, "step-form", ("    return found\n", "    return sum(found.values())\n"))  # fmt: skip
 bank.variant(5, "step-form", BY_LAYERS, ("    return found", "    return sum(found.values())"))
 
-bank.hint(5, "wrong-stage", "{where}: {got}, {expected} are due. Each layer computes its products, then moves its bytes; its all-reduces take their `total`, less what is `hidden`.")
+bank.hint(5, "wrong-stage", "{where}: you get {got}, but {expected} are expected. Each layer computes its "
+                            "products, then moves its bytes; its all-reduces take their `total`, minus what is "
+                            "`hidden`.")
 bank.slip(5, "wrong-stage", ("24 * b * s", "12 * b * s"))
 bank.slip(5, "wrong-stage", ("24 * b * s * h**2", "24 * b * s * h"))
 bank.variant(5, "wrong-stage", BY_LAYERS, ("product(h, 12 * h)", "product(h, 24 * h)"))
@@ -143,12 +146,13 @@ bank.variant(5, "wrong-stage", BY_LAYERS, ("product(h, 12 * h)", "product(h, 24 
 bank.hint(
     5,
     "backward-once",
-    "A backward has twice the operations of a forward, since it computes two gradients: three times in all.",
+    "A backward has twice the operations of a forward, since it computes two gradients: together three times a "
+    "forward.",
 )
 bank.slip(5, "backward-once", ("(4 if full else 3)", "(3 if full else 2)"))
 bank.variant(5, "backward-once", BY_HAND, ("flops = passes", "flops = (passes - 1)"))
 
-bank.hint(5, "peak-alone", "No product reaches the card's peak: only `cluster.products` of it.")
+bank.hint(5, "peak-alone", "No product reaches the card's peak, only the share `cluster.products` of it.")
 bank.slip(5, "peak-alone", ("cluster.products * cluster.peak\n", "cluster.peak\n"))
 bank.variant(
     5,
@@ -157,30 +161,31 @@ bank.variant(
     ("flops / layout.tensor / (cluster.products * cluster.peak)", "flops / layout.tensor / cluster.peak"),
 )
 
-bank.hint(5, "one-layer", "These are one layer's seconds: a stage has `layers / pipeline` of them.")
+bank.hint(5, "one-layer", "These are the seconds of one layer: a stage has `layers / pipeline` of them.")
 bank.slip(5, "one-layer", ("layers = model.layers // layout.pipeline", "layers = 1"))
 bank.variant(5, "one-layer", BY_HAND, ("layers = model.layers // layout.pipeline", "layers = 1"))
 
 bank.hint(
-    5, "micro-batch-size", "One micro-batch is timed: of `layout.micro_batch` sequences, neither of one nor of all in a step."
+    5, "micro-batch-size", "Time one micro-batch, of `layout.micro_batch` sequences: neither one sequence nor all "
+                           "of a step."
 )  # fmt: skip
 bank.slip(5, "micro-batch-size", ("model.sequence, layout.micro_batch, model.width, layout.tensor\n    full", "model.sequence, 1, model.width, layout.tensor\n    full"))  # fmt: skip
 bank.slip(5, "micro-batch-size", ("model.sequence, layout.micro_batch, model.width, layout.tensor\n    full", "model.sequence, layout.micro_batch * layout.micro_batches, model.width, layout.tensor\n    full"))  # fmt: skip
 bank.variant(5, "micro-batch-size", BY_HAND, ("b, s, h = layout.micro_batch,", "b, s, h = 1,"))
 
-bank.hint(5, "stage-swapped", "The two are in the other order: computing, then the sums over tensor ranks.")
+bank.hint(5, "stage-swapped", "The two numbers are swapped: first computing, then the sums over tensor ranks.")
 bank.slip(5, "stage-swapped", ("return layers * (products + moved / cluster.card.bandwidth), layers * ((6 if full else 4) * total - hidden)", "return layers * ((6 if full else 4) * total - hidden), layers * (products + moved / cluster.card.bandwidth)"))  # fmt: skip
 bank.variant(
     5, "stage-swapped", BY_HAND, ("return layers * own, layers * sum(sums)", "return layers * sum(sums), layers * own")
 )
 
-bank.hint(5, "all-layers", "All layers of the model were counted. A stage has its share of them.")
+bank.hint(5, "all-layers", "You counted all layers of the model. A stage has only its share of them.")
 bank.slip(5, "all-layers", ("layers = model.layers // layout.pipeline", "layers = model.layers"))
 bank.variant(5, "all-layers", BY_HAND, ("layers = model.layers // layout.pipeline", "layers = model.layers"))
 
 bank.hint(
     5, "traffic-forgotten",
-    "The norms, dropouts and the like cost time too: their bytes go `cluster.traffic` times through the card's memory.",
+    "Norms, dropouts and the like take time too: their bytes go `cluster.traffic` times through the card's memory.",
 )  # fmt: skip
 bank.slip(5, "traffic-forgotten", ("(products + moved / cluster.card.bandwidth)", "products"))
 bank.slip(5, "traffic-forgotten", ("cluster.traffic * planner", "planner"))
@@ -188,7 +193,8 @@ bank.variant(5, "traffic-forgotten", BY_LAYERS, ("+ bytes_moved / 3 / cluster.ca
 
 bank.hint(
     5, "larger-one",
-    "The larger of products and bytes was taken. A layer does one after the other: norms wait for products and products for norms, so the seconds add up.",
+    "You took the larger of products and bytes. A layer does one after the other: norms wait for products and "
+    "products for norms, so the seconds add up.",
 )  # fmt: skip
 bank.slip(5, "larger-one", ("(products + moved / cluster.card.bandwidth)", "max(products, moved / cluster.card.bandwidth)"))
 bank.variant(5, "larger-one", BY_HAND, ("own = flops / layout.tensor / (cluster.products * cluster.peak) + held / cluster.card.bandwidth", "own = max(flops / layout.tensor / (cluster.products * cluster.peak), held / cluster.card.bandwidth)"))
@@ -196,7 +202,7 @@ bank.variant(5, "larger-one", BY_HAND, ("own = flops / layout.tensor / (cluster.
 bank.hint(
     5,
     "tensor-undivided",
-    "Each of the t ranks computes 1 / t of the products. The planner's bytes of a layer are those of a rank already.",
+    "Each of the t ranks computes 1 / t of the products. The planner's bytes of a layer already are those of one rank.",
 )
 bank.slip(5, "tensor-undivided", ("4 * b * s**2 * h) / t / speed", "4 * b * s**2 * h) / speed"))
 bank.slip(5, "tensor-undivided", ("cluster.traffic * planner", "cluster.traffic / t * planner"))
@@ -204,7 +210,8 @@ bank.variant(5, "tensor-undivided", BY_HAND, ("flops / layout.tensor /", "flops 
 
 bank.hint(
     5, "sums-miscounted",
-    "A layer has two all-reduces in forward and two in backward, each of 2·b·s·h bytes, which every rank has whole; a forward computed again has two more. They take `cluster.inside(t)`.",
+    "A layer has two all-reduces in forward and two in backward, each of 2·b·s·h bytes, which every rank has "
+    "whole; a recomputed forward has two more. They take `cluster.inside(t)`.",
 )  # fmt: skip
 bank.slip(5, "sums-miscounted", ("(6 if full else 4) * total", "(3 if full else 2) * total"))
 bank.slip(5, "sums-miscounted", ("(6 if full else 4) * total", "4 * total"))
@@ -226,7 +233,8 @@ bank.variant(5, "again-not-computed", BY_HAND, ('{"none": 3, "full": 4}', '{"non
 
 bank.hint(
     5, "hidden-wrong",
-    "With overlap, only the two sums of backward are hidden, in every layer, each by the product beside it (3 h · h and 4 h · h, at the speed of all products) and never by more than it takes itself.",
+    "With overlap, only the two sums of backward are hidden, in every layer: each by the product beside it (3 h · "
+    "h and 4 h · h, at the speed of all products), and never by more time than the sum itself takes.",
 )  # fmt: skip
 bank.slip(5, "hidden-wrong", ("if layout.overlap else 0\n", "\n"))
 bank.slip(5, "hidden-wrong", ("sum(min(total, 2 * b * s * n * h * h / t / speed) for n in (3, 4))", "2 * total"))
@@ -239,14 +247,16 @@ bank.variant(5, "hidden-wrong", BY_LAYERS, ("max(0.0, one - product(h, width)) i
 bank.hint(
     5,
     "wrong-data",
-    "{where}: {got}, {expected} are due. `n` already counts the gradients of one rank alone, and each of them is sent once a step.",
+    "{where}: you get {got}, but {expected} are expected. `n` already counts only one rank's gradients, and each "
+    "of them is sent once a step.",
 )
 bank.slip(5, "wrong-data", ("sizes = 4 * n,", "sizes = 24 * n,"))
 bank.variant(5, "wrong-data", BY_HAND, ("(6 if layout.zero > 0 else 8)", "(26 if layout.zero > 0 else 28)"))
 
 bank.hint(
     5, "node-unused",
-    "Ranks of one node reduce over `cluster.inside` first, and only what is left goes over `cluster.between`: (size, nodes, ranks in a node, inside, between).",
+    "Ranks of one node reduce over `cluster.inside` first, and only what is left goes over `cluster.between`: pass "
+    "(size, nodes, ranks in a node, inside, between).",
 )  # fmt: skip
 bank.slip(5, "node-unused", ("near = math.gcd(layout.data, cluster.node // layout.tensor)", "near = 1"))
 bank.variant(5, "node-unused", BY_HAND, ("near = math.gcd(cluster.node // layout.tensor, layout.data)", "near = 1"))
@@ -254,7 +264,8 @@ bank.variant(5, "node-unused", BY_HAND, ("near = math.gcd(cluster.node // layout
 bank.hint(
     5,
     "way-back",
-    "Reducing is half of the way: then the gradients (ZeRO 0: 4 bytes each) or the parameters (ZeRO 1: 2 bytes) are gathered.",
+    "Reducing is only half of the work: then the gradients (ZeRO 0: 4 bytes each) or the parameters (ZeRO 1: 2 "
+    "bytes) are gathered.",
 )
 bank.slip(5, "way-back", ("sizes = 4 * n, (2 if layout.zero else 4) * n", "sizes = 4 * n, 4 * n"))
 bank.slip(5, "way-back", ("sizes = 4 * n, (2 if layout.zero else 4) * n", "sizes = (4 * n,)"))
@@ -265,21 +276,23 @@ bank.variant(5, "way-back", BY_HAND, ("(6 if layout.zero > 0 else 8)", "4"))
 
 bank.hint(
     5, "node-crowded",
-    "A node holds `node // tensor` ranks of a data group at most: between two of them sit the other tensor ranks.",
+    "A node holds at most `node // tensor` ranks of a data group: the other tensor ranks sit between them.",
 )  # fmt: skip
 bank.slip(5, "node-crowded", ("cluster.node // layout.tensor", "cluster.node"))
 bank.variant(5, "node-crowded", BY_HAND, ("math.gcd(cluster.node // layout.tensor, layout.data)", "math.gcd(cluster.node, layout.data)"))  # fmt: skip
 
 bank.hint(
     5, "node-uneven",
-    "Each node has equally many ranks of a data group: of 6 in nodes with room for 4 these are 2 in each of three nodes, not 4 and 2.",
+    "Each node has equally many ranks of a data group: 6 ranks in nodes with room for 4 are 2 in each of three "
+    "nodes, not 4 and 2.",
 )  # fmt: skip
 bank.slip(5, "node-uneven", ("math.gcd(layout.data, cluster.node // layout.tensor)", "min(layout.data, cluster.node // layout.tensor)"))  # fmt: skip
 bank.variant(5, "node-uneven", BY_HAND, ("math.gcd(cluster.node // layout.tensor, layout.data)", "min(cluster.node // layout.tensor, layout.data)"))  # fmt: skip
 
 bank.hint(
     5, "data-hiding",
-    "With overlap, `beside` seconds of the way are hidden, and no more than it takes: what is left is never below 0. Without overlap nothing is.",
+    "With overlap, `beside` seconds of the communication are hidden, but no more than it takes: what is left is "
+    "never below 0. Without overlap nothing is hidden.",
 )  # fmt: skip
 bank.slip(5, "data-hiding", ("max(0.0, seconds - beside) if layout.overlap else seconds", "seconds"))
 bank.slip(5, "data-hiding", ("max(0.0, seconds - beside)", "seconds - beside"))
@@ -288,7 +301,8 @@ bank.slip(5, "data-hiding", (" if layout.overlap else seconds\n", "\n"))
 bank.variant(5, "data-hiding", BY_LAYERS, ("left - beside if left > beside else 0.0", "left - beside"))
 bank.variant(5, "data-hiding", BY_HAND, ("return max(total - beside * layout.overlap, 0.0)", "return total"))
 
-bank.hint(5, "wrong-step", "{where}: {got}, {expected} are due. Which of the five parts come once for each of the m micro-batches, and which once a step?")
+bank.hint(5, "wrong-step", "{where}: you get {got}, but {expected} are expected. Which of the five parts come once "
+                           "for each of the m micro-batches, and which come once a step?")
 bank.slip(
     5,
     "wrong-step",
@@ -305,7 +319,8 @@ bank.variant(
 bank.hint(
     5,
     "head-once",
-    "Every micro-batch goes through the head: its operations count m times, the t ranks share them, and they run at the layers' speed.",
+    "Every micro-batch goes through the head: count its operations m times, divided among the t ranks, at the "
+    "speed of the layers.",
 )
 bank.slip(5, "head-once", ("m * (compute + head)", "m * compute + head"))
 bank.slip(5, "head-once", ("m * (compute + head)", "m * compute"))
@@ -313,13 +328,15 @@ bank.slip(5, "head-once", ("head = 6 *", "head = 2 *"))
 bank.slip(5, "head-once", ("model.vocabulary / t /", "model.vocabulary /"))
 bank.variant(5, "head-once", BY_LAYERS, ('found["compute"] += m * 6', 'found["compute"] += 6'))
 
-bank.hint(5, "tensor-once", "Each of the m micro-batches waits for its own sums: m times the stage's second number.")
+bank.hint(5, "tensor-once", "Each of the m micro-batches waits for its own sums: multiply the stage's second "
+                            "number by m.")
 bank.slip(5, "tensor-once", ('"tensor": m * tensor', '"tensor": tensor'))
 bank.variant(5, "tensor-once", BY_HAND, ('parts["tensor"] += tensor', 'parts["tensor"] = tensor'))
 
 bank.hint(
     5, "data-given",
-    "What `data_time` is given there is not right: the first number of `stage_parameters` for the first stage, and 2/3 of the first number of `stage_time`. Its result is the whole entry: once a step.",
+    "You call `data_time` with wrong arguments. Pass the first number of `stage_parameters` for the first stage, "
+    "and 2/3 of the first number of `stage_time`. Its result is the whole entry, once a step.",
 )  # fmt: skip
 bank.slip(5, "data-given", ("n = stage_parameters(model, layout, 0)[0]", "n = stage_parameters(model, layout, 0)[1]"))
 bank.slip(
@@ -330,7 +347,8 @@ bank.variant(5, "data-given", BY_LAYERS, ("stage_parameters(model, layout, 0)[0]
 bank.hint(
     5,
     "bubble-wrong",
-    "A stage waits for (p − 1) / v times a micro-batch's time on it, with its sums, without the head: the number of micro-batches does not matter.",
+    "A stage waits for (p − 1) / v times the time that a micro-batch takes on it, with its sums, without the head: "
+    "the number of micro-batches does not matter.",
 )
 bank.slip(5, "bubble-wrong", ("(p - 1) / v * (compute + tensor)", "(p - 1) * (compute + tensor)"))
 bank.slip(5, "bubble-wrong", ("(p - 1) / v * (compute + tensor)", "(p - 1) / v * compute"))
@@ -340,7 +358,8 @@ bank.variant(5, "bubble-wrong", BY_HAND, ("* (compute + tensor) / layout.chunks"
 
 bank.hint(
     5, "messages-wrong",
-    "Filling and emptying the pipeline waits for 2 (p − 1) messages; without overlap each micro-batch and chunk waits for 2 more. One stage sends none. A message takes its latency, and 2·b·s·h / t bytes.",
+    "Filling and emptying the pipeline waits for 2 (p − 1) messages; without overlap each micro-batch and chunk "
+    "waits for 2 more. A single stage sends none. A message takes its latency, and the time for 2·b·s·h / t bytes.",
 )  # fmt: skip
 bank.slip(5, "messages-wrong", ("0 if p == 1 else 2 * (p - 1) + (0 if layout.overlap else 2 * m * v)", "2 * (p - 1)"))
 bank.slip(5, "messages-wrong", ("0 if p == 1 else ", ""))
@@ -367,7 +386,8 @@ bank.variant(5, "wrong-link", BY_LAYERS, ("cluster.between if layout.ranks > clu
 bank.hint(
     5,
     "beside-wrong",
-    "Gradients travel beside the last micro-batch's backward alone, 2/3 of what it computes on a stage: earlier ones only add up.",
+    "The gradients are sent only beside the last micro-batch's backward, which is 2/3 of what it computes on a "
+    "stage: earlier micro-batches only add up.",
 )
 bank.slip(5, "beside-wrong", ("2 / 3 * compute", "2 / 3 * m * compute"))
 bank.slip(5, "beside-wrong", ("2 / 3 * compute", "compute"))
