@@ -13,44 +13,48 @@ from dlojz_tp.checking import Wrong, pretended
 
 HINTS = {
     "not-a-dict": "Return a dictionary with the keys device, gpus, cores and torch.",
-    "keys-missing": "The dictionary has no {missing}. Look at the spelling of the keys.",
-    "device-hard-coded": "The device does not follow the machine. Ask torch.cuda.is_available() each time: the same "
-    "notebook runs with and without a GPU.",
-    "device-wrong": 'The device is a string: the word "cuda" where a GPU can be used and "cpu" elsewhere.',
-    "gpus-not-counted": "That says whether there is a GPU, not how many. torch.cuda.device_count() counts them.",
-    "gpus-wrong": "torch.cuda.device_count() is the number of GPUs that this process may use: 0 on a laptop.",
-    "cores-of-the-node": "These are the cores of the whole node. A batch system gives your process some of them only; "
-    "os.sched_getaffinity(0) is the set you may use. Starting one thread for each core of the node slows everybody down.",
-    "cores-not-counted": "That is the set of cores. Its length is asked for.",
-    "threads-not-cores": "That is a number of threads that torch was told to use. Ask the system for the cores you may use.",
+    "keys-missing": "The dictionary has no {missing}. Check how you spelled the keys.",
+    "device-hard-coded": "The device doesn't depend on the machine. Ask torch.cuda.is_available() each time: the "
+                         "same notebook runs with and without a GPU.",
+    "device-wrong": 'The device must be a string: "cuda" where a GPU can be used, and "cpu" elsewhere.',
+    "gpus-not-counted": "You return whether there is a GPU, not how many there are. torch.cuda.device_count() "
+                        "counts them.",
+    "gpus-wrong": "The number of GPUs is wrong. torch.cuda.device_count() is the number of GPUs that this process "
+                  "may use: 0 on a laptop.",
+    "cores-of-the-node": "You count the cores of the whole node. A batch system gives your process only some of "
+                         "them; os.sched_getaffinity(0) is the set you may use. Starting one thread for each core "
+                         "of the node slows everybody down.",
+    "cores-not-counted": "You return the set of cores. Return its length.",
+    "threads-not-cores": "You return the number of threads that torch was told to use. Ask the system how many "
+                         "cores you may use.",
     "cores-wrong": "Count the cores that this process may use: the length of os.sched_getaffinity(0).",
-    "not-an-integer": "The number of {what} came back as {kind}. A count is a whole number, an int.",
+    "not-an-integer": "You return the number of {what} as {kind}. A count is a whole number, an int.",
     "wrong-version": "The version of torch itself is torch.__version__.",
 }
 
 
 def balise_1(describe_machine):
     """Run the answer on pretended machines: the cores really restricted, the GPUs invented."""
-    yield "it returns a dictionary with device, gpus, cores and torch"
+    yield "a dictionary with device, gpus, cores and torch is returned"
     _right_keys(describe_machine(), "this machine")
     wanted = [(1, 0), (2, 4), (1, 1)]
     seen = launch.ranks(_on_pretended_machines, describe_machine, wanted, n=1)[0]
     for cores, gpus, got in seen:
         _right_keys(got, _words(cores, gpus))
-    yield "the device follows the machine"
+    yield "the device depends on the machine"
     for cores, gpus, got in seen:
         expected = "cuda" if gpus else "cpu"
         if not isinstance(got["device"], str) or got["device"].split(":")[0] != expected:
             known = all(str(other["device"]) == str(got["device"]) for _, _, other in seen)
             slug = "device-hard-coded" if known and str(got["device"]) in ("cuda", "cpu") else "device-wrong"
             raise Wrong(slug, expected=expected, got=got["device"], where=_words(cores, gpus))
-    yield "it counts the GPUs: 0, 1 and 4"
+    yield "the GPUs are counted: 0, 1 and 4"
     for cores, gpus, got in seen:
         _whole(got["gpus"], "GPUs", _words(cores, gpus))
         if got["gpus"] != gpus or isinstance(got["gpus"], bool):
             slug = "gpus-not-counted" if got["gpus"] == (gpus > 0) else "gpus-wrong"
             raise Wrong(slug, expected=gpus, got=got["gpus"], where=_words(cores, gpus))
-    yield "it counts the cores that this process may use"
+    yield "the cores that this process may use are counted"
     for cores, gpus, got in seen:
         found = got["cores"]
         if isinstance(found, set | frozenset | list | tuple):

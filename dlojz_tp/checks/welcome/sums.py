@@ -11,31 +11,36 @@ from dlojz_tp.probes.traffic import Traffic, counted_waits
 from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
-    "no-communication": "No rank talked to another. Each rank has only summed what it saw; the parts must be added up with "
-    "dist.all_reduce.",
-    "all-the-work": "The result is right, but rank {rank} read {read} of {n} values. Each rank should read about {fair}: "
-    "take a slice first, then sum.",
-    "rank-0-only": "One rank did all the work and told the others. Each rank has to sum its own share.",
-    "own-share": "This is the sum of the rank's own share. The shares of all ranks must still be added up.",
-    "reduce-not-all-reduce": "Rank 0 has the sum, the others do not. reduce() tells one rank, all_reduce() tells all.",
-    "sum-not-waited": "Rank {rank} went on before the sum was there: with async_op=True all_reduce only starts. wait() for what it returns.",
-    "mean-not-sum": "This is the sum divided by the number of ranks. Use ReduceOp.SUM, and do not divide.",
-    "counted-by-every-rank": "Each value was counted once by every rank, so the sum is world_size times too large. Let "
-    "each rank sum its own share only, and add these up once.",
-    "tail-dropped": "The last values are missing: n // world_size drops the rest of the division. "
-    "values[rank::world_size] or torch.tensor_split keep it.",
-    "few-values": "It fails where there are fewer values than ranks: torch.chunk may return fewer pieces than asked for. "
-    "torch.tensor_split returns them all, some of them empty.",
+    "no-communication": "The ranks don't communicate. Each rank only sums the values it read; add up these partial "
+                        "sums with dist.all_reduce.",
+    "all-the-work": "The result is right, but rank {rank} read {read} of {n} values. Each rank should read about "
+                    "{fair}: take a slice first, then sum it.",
+    "rank-0-only": "One rank did all the work and sent the result to the others. Each rank must sum its own share.",
+    "own-share": "You return the sum of this rank's share. The sums of all ranks must still be added up.",
+    "reduce-not-all-reduce": "Rank 0 has the sum, the other ranks don't. reduce() gives the sum to one rank, "
+                             "all_reduce() to all of them.",
+    "sum-not-waited": "Rank {rank} went on before the sum had arrived: with async_op=True, all_reduce only starts. "
+                      "Call wait() on the handle that it returns.",
+    "mean-not-sum": "You return the sum divided by the number of ranks. Use ReduceOp.SUM, and don't divide.",
+    "counted-by-every-rank": "Every rank counted every value, so the sum is world_size times too large. Let each "
+                             "rank sum only its own share, and add up these sums once.",
+    "tail-dropped": "The last values are missing: n // world_size drops the remainder of the division. "
+                    "values[rank::world_size] and torch.tensor_split keep it.",
+    "few-values": "Your code fails when there are fewer values than ranks: torch.chunk may return fewer pieces "
+                  "than you ask for. torch.tensor_split always returns all of them; some may be empty.",
     "whole-tensor-sent": "Rank {rank} sent {sent} bytes. A sum is one number: add up your share first, then all-reduce.",
-    "input-changed": "The function changed its input. all_reduce works in place: give it a tensor of your own.",
-    "unequal-shares": "This works only where n divides by world_size ({error}). values[rank::world_size] and "
-    "torch.tensor_split give shares of different lengths.",
-    "index-too-far": "There is no value at this index: {error}. A rank's share ends at the last value, and may be empty.",
-    "rounded": "The sum came back rounded: the values went through a coarser dtype. Keep the dtype of the values.",
-    "wrong-dtype": "The values are {wanted}, their sum came back as {found}. Keep the dtype of the values.",
-    "not-a-tensor": "This is {kind}. Return the sum as a tensor of shape (): a number that Python holds was waited for.",
+    "input-changed": "The function changed its input. all_reduce works in place: give it a new tensor.",
+    "unequal-shares": "This works only when n is a multiple of world_size ({error}). values[rank::world_size] and "
+                      "torch.tensor_split give shares of different lengths.",
+    "index-too-far": "There is no value at this index: {error}. A rank's share ends at the last value at the "
+                     "latest, and it may be empty.",
+    "rounded": "The sum is rounded: you converted the values to a coarser dtype. Keep their dtype.",
+    "wrong-dtype": "The values are {wanted}, but their sum is {found}. Keep the dtype of the values.",
+    "not-a-tensor": "You returned {kind}. Return the sum as a tensor of shape (): to get a Python number, the "
+                    "program has to wait for the device.",
     "wrong-shape": "Return one number: a tensor without dimensions, shape ().",
-    "wrong-sum": "The sum over all ranks is not the sum of the values. Is every value in exactly one rank's share?",
+    "wrong-sum": "The sum over all ranks is not the sum of the values. Is every value in the share of exactly one "
+                 "rank?",
 }
 
 KNOWN = (
@@ -49,9 +54,9 @@ PATIENCE_S = 4  # a sum takes milliseconds; time in which a rank has no core doe
 
 _CASES = {
     "the sum of 12 values over 1, 2, 3 and 4 ranks": ("easy",),
-    "sizes that do not divide: 10, 7 and 1003 values": ("rest", "seven", "many"),
+    "sizes that are not multiples of the number of ranks: 10, 7 and 1003 values": ("rest", "seven", "many"),
     "fewer values than ranks": ("one",),
-    "integers beyond 2⁵³, a strided input, float64: the dtype stays": ("large", "strided", "double"),
+    "integers beyond 2⁵³, a strided input, float64: the dtype is kept": ("large", "strided", "double"),
 }
 
 
@@ -72,12 +77,12 @@ def balise_2(distributed_sum):
         _right_dtype(worlds, case)
     if failure:
         raise failure
-    yield "the input is left as it was"
+    yield "the input is not changed"
     for size, ranks in worlds.items():
         for rank, got in enumerate(ranks):
             if got["changed"]:
                 raise Wrong("input-changed", where=f"rank {rank} of {size}")
-    yield "the work is shared: each rank reads its part and sends one number"
+    yield "the work is shared: each rank reads its share and sends one number"
     for size, ranks in worlds.items():
         _shared(size, ranks)
 
