@@ -9,8 +9,8 @@ from tests.answers.bank import Bank
 SHARE, ROUND = "loss_of(part) * len(part) / total", "beta=b, alpha=c), x, beta=a)"
 RENEWED = "        x = F.normalize(x, dim=(-2, -1))\n        squares ="
 CASES = [  # work, balise, what is changed in the solution, what the hint must say
-    ("08", 6, (SHARE, "loss_of(part) / len(part)"), "3, 3 rows were added up with the weights 0.3333, 0.3333; due"),
-    ("08", 6, (SHARE, "loss_of(part) / len(parts)"), "weights 0.3333, 0.3333, 0.3333; due are 0.5, 0.3333, 0.1667"),
+    ("08", 6, (SHARE, "loss_of(part) / len(part)"), "3, 3 rows were added up with the weights 0.3333, 0.3333;"),
+    ("08", 6, (SHARE, "loss_of(part) / len(parts)"), "0.3333, 0.3333, 0.3333; expected are 0.5, 0.3333, 0.1667"),
     ("10", 1, ("peak * (step + 1) / warmup", "peak * (step + 1) / (warmup + 1)"), "in the warm-up"),
     ("10", 1, ("math.cos(math.pi * t)) / 2", "math.cos(math.pi * t / 2)) / 2"), "on the cosine"),
     ("10", 1, ("return far + (peak - far) * w, high", "return far + peak * w, high"), "on the way up"),

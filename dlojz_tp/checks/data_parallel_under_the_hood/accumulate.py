@@ -21,25 +21,29 @@ from dlojz_tp.probes.traffic import Traffic, sent, until
 from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
-    "every-micro-batch": "{n} collectives were started in micro-batches that are not the last. Inside no_sync() the hooks "
-    "must send nothing.",
-    "never-sent": "No gradient was sent, not even in the last micro-batch. It must run outside no_sync(): check the order of "
-    "with blocks, that the switch is set back, and that its backward reaches the parameters and their hooks.",
-    "switch-stays": "After an exception inside no_sync(), nothing is sent any more. Set the switch back in a finally block.",
+    "every-micro-batch": "{n} collectives were started before the last micro-batch. Inside no_sync() the hooks "
+                         "must send nothing.",
+    "never-sent": "No gradient was sent, not even in the last micro-batch. The last micro-batch must run outside "
+                  "no_sync(): check the order of the with blocks, that the switch is set back, and that the "
+                  "backward reaches the parameters and their hooks.",
+    "switch-stays": "After an exception inside no_sync(), nothing is sent any more. Reset the switch in a finally "
+                    "block.",
     "lost-local": "Inside no_sync(), p.grad must collect the sum of this rank's own gradients, unsent and undivided.",
-    "only-the-last": "Only the last micro-batch's gradient came out: those that had been collected before are lost.",
-    "part-weights": "The gradients of micro-batches of {rows} rows were added up with the weights {weights}; due are {due}. Each is "
-    "the gradient of a mean: its weight is its rows over all rows of the rank, and the reducer divides by the ranks.",
-    "graphs-kept": "All forward passes ran before the first backward. Their activations are in memory together, which "
-    "accumulation is to avoid: forward and backward of one micro-batch, then the next.",
-    "retained": "Backward was over, and {n} tensors that a micro-batch had kept for it were still there: retain_graph holds "
-    "them, and the micro-batches' activations are in memory together.",
-    "not-in-parts": "loss_of was called with {rows} rows at once; the micro-batches have {most} at most. Their memory is why "
-    "there are micro-batches: call it for each part by itself.",
+    "only-the-last": "Only the gradient of the last micro-batch came out: the gradients collected before it are lost.",
+    "part-weights": "The gradients of micro-batches of {rows} rows were added up with the weights {weights}; "
+                    "expected are {due}. Each one is the gradient of a mean: weight it by its rows divided by all "
+                    "rows of the rank. The reducer divides by the number of ranks.",
+    "graphs-kept": "All forward passes ran before the first backward. All their activations are in memory at once, "
+                   "which accumulation is meant to avoid: run forward and backward of one micro-batch, then the "
+                   "next.",
+    "retained": "After backward, {n} tensors that a micro-batch had saved for it were still in memory: "
+                "retain_graph keeps them, so the activations of all micro-batches are in memory at once.",
+    "not-in-parts": "You call loss_of with {rows} rows at once; a micro-batch has at most {most}. Micro-batches "
+                    "exist to save memory: call loss_of for each part separately.",
     "finish-forgotten": "finish() was not called after the last backward.",
-    "finish-every-time": "finish() was called {n} times. Once, after the last micro-batch.",
-    "no-overlap-left": "In the last micro-batch, nothing was started before backward had ended. There the hooks must work "
-    "as before.",
+    "finish-every-time": "finish() was called {n} times. Call it once, after the last micro-batch.",
+    "no-overlap-left": "In the last micro-batch, no all-reduce was started before backward had ended. In that "
+                       "micro-batch the hooks must work as usual.",
 }  # fmt: skip
 
 

@@ -25,38 +25,49 @@ from dlojz_tp.probes.traffic import Traffic, sent
 from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
-    "no-gradient": "Something is None: {error}. A parameter without a gradient (frozen, or not used) has p.grad None: leave it "
-    "out. And dist.all_reduce works in place and returns None.",
-    "reduce-not-all-reduce": "Rank 0 has the mean, the others do not. reduce() tells one rank, all_reduce() tells all.",
-    "none-filled": "A parameter without a gradient (frozen, or not used) has got one, of zeros perhaps. Leave None: with weight "
-    "decay or momentum the optimizer would go on moving it.",
-    "sent-too-much": "As much travelled as all-reduces of {sent} bytes need, and the gradients have {held} bytes. Each travels "
-    "once, and in its own dtype.",
-    "sent-rounded": "Only as much travelled as all-reduces of {sent} bytes need, and the gradients have {held} bytes: those of a wide "
-    "dtype were rounded to a narrow one. What travels has the dtype of the gradients.",
+    "no-gradient": "Something is None: {error}. A parameter without a gradient (frozen or unused) has p.grad None: "
+                   "skip it. Also, dist.all_reduce works in place and returns None.",
+    "reduce-not-all-reduce": "Rank 0 has the mean, the other ranks don't. reduce() gives the result to one rank, "
+                             "all_reduce() to all of them.",
+    "none-filled": "A parameter without a gradient (frozen or unused) now has one, perhaps of zeros. Leave it "
+                   "None: otherwise, with weight decay or momentum, the optimizer goes on moving the parameter.",
+    "sent-too-much": "You sent as much as all-reduces of {sent} bytes need, but the gradients have {held} bytes. "
+                     "Send each gradient once, in its own dtype.",
+    "sent-rounded": "You sent only as much as all-reduces of {sent} bytes need, but the gradients have {held} "
+                    "bytes: gradients of a wide dtype were rounded to a narrow one. Send the gradients in their "
+                    "own dtype.",
     "not-a-list": "Return a list of buckets; each bucket is a list of the parameters themselves.",
-    "parameter-lost": "{lost} of {n} parameters are in no bucket. Is the last bucket, not yet full, returned too?",
+    "parameter-lost": "{lost} of {n} parameters are in no bucket. Do you also return the last bucket when it is "
+                      "not full?",
     "parameter-doubled": "A parameter is in two buckets.",
-    "forward-order": "The buckets follow the order of the parameters. Backward computes the gradients of the last layers "
-    "first: fill the buckets from the end, so that the first one is complete early.",
-    "earlier-bucket": "A parameter went into a bucket that had been closed before, because it fits there. That bucket now waits for a "
-    "gradient which comes late: fill the last bucket only.",
-    "order-in-bucket": "Inside a bucket the parameters are not in reverse order.",
-    "elements-not-bytes": "The capacity is in bytes, and elements were counted. A float32 has 4 of them: p.element_size().",
-    "four-bytes-each": "Right for float32, wrong for {dtype}, whose elements have {bytes} bytes each: p.element_size() tells.",
-    "dtypes-mixed": "A bucket holds {dtypes}. One flat tensor has one dtype: buckets of different dtypes are separate.",
-    "over-capacity": "A bucket of {size} bytes holds {n} parameters; the capacity is {capacity}. Close a bucket before it "
-    "becomes too large; only a parameter that is too large by itself may exceed it.",
-    "exactly-full": "Two parameters that fill the capacity exactly were put into two buckets. Equal to the capacity still fits.",
-    "half-empty": "Two neighbouring buckets of {sizes} bytes would fit into one of {capacity}.",
-    "empty-bucket": "There is an empty bucket. Does a parameter larger than the capacity close a bucket that holds nothing?",
-    "too-large-fails": "A parameter larger than the capacity gets a bucket of its own. Here it failed: {error}",
-    "one-by-one": "{n} collectives for {buckets} buckets. Put the gradients of a bucket into one flat tensor, and reduce that.",
-    "too-few-messages": "{n} collectives for {buckets} buckets: the capacity has no effect. One all-reduce for each bucket.",
-    "flat-not-on-gpu": "On GPUs, a tensor of the bucket is in the CPU's memory: {error}. The flat tensor is made where the gradients are "
-    "(device=p.grad.device), and NCCL sends from there.",
-    "ranks-apart": "{error}: ranks sent tensors of other lengths in one place. All ranks send the same gradients in the same order, one of zeros, too.",
-    "view-not-reshape": "view() refuses a gradient that is not contiguous ({error}). reshape(-1) copies where it must.",
+    "forward-order": "The buckets are in the order of the parameters. Backward computes the gradients of the last "
+                     "layers first: fill the buckets from the end, so that the first one is complete early.",
+    "earlier-bucket": "A parameter was put into an earlier bucket, already closed, because it fits there. That "
+                      "bucket now waits for a gradient that comes late: fill only the last bucket.",
+    "order-in-bucket": "Inside a bucket, the parameters are not in reverse order.",
+    "elements-not-bytes": "The capacity is in bytes, but you counted elements. A float32 element has 4 bytes: use "
+                          "p.element_size().",
+    "four-bytes-each": "This is right for float32, but wrong for {dtype}, whose elements have {bytes} bytes each: "
+                       "use p.element_size().",
+    "dtypes-mixed": "A bucket holds {dtypes}. A flat tensor has one dtype, so different dtypes need separate buckets.",
+    "over-capacity": "A bucket of {size} bytes holds {n} parameters; the capacity is {capacity}. Close a bucket "
+                     "before it becomes too large; only a single parameter that is too large by itself may exceed "
+                     "the capacity.",
+    "exactly-full": "Two parameters that together fill the capacity exactly were put into two buckets. A bucket "
+                    "may be as large as the capacity.",
+    "half-empty": "Two neighbouring buckets of {sizes} bytes would fit into one bucket of {capacity}.",
+    "empty-bucket": "There is an empty bucket. Does a parameter larger than the capacity close a bucket that is "
+                    "still empty?",
+    "too-large-fails": "A parameter larger than the capacity needs its own bucket. Your code failed there: {error}",
+    "one-by-one": "You start {n} collectives for {buckets} buckets. Put the gradients of a bucket into one flat "
+                  "tensor, and reduce that tensor.",
+    "too-few-messages": "You start {n} collectives for {buckets} buckets: the capacity has no effect. Use one "
+                        "all-reduce for each bucket.",
+    "flat-not-on-gpu": "On GPUs, a tensor of the bucket is in the CPU's memory: {error}. Make the flat tensor on "
+                       "the gradients' device (device=p.grad.device): NCCL sends from there.",
+    "ranks-apart": "{error}: the ranks sent tensors of different lengths in the same call. All ranks must send the "
+                   "same gradients in the same order, including gradients of zeros.",
+    "view-not-reshape": "view() refuses a gradient that is not contiguous ({error}). reshape(-1) copies if it must.",
 }  # fmt: skip
 KNOWN = (
     (killed_by("SIGABRT"), "ranks-apart"),
@@ -91,18 +102,18 @@ class Mixed(nn.Module):
 
 def balise_3(average_gradients):
     """The gradient of a batch of 12 rows, shared by 1 to 4 ranks, against one process with the whole batch."""
-    yield "on 2, 3 and 4 ranks, and on one: the gradient of the whole batch in float64"
+    yield "on 2, 3 and 4 ranks, and on one rank: the gradient of the whole batch, in float64"
     worlds = on_ranks(_one_by_one, average_gradients, known=KNOWN)
     truth, own = _truth(Mixed(), 0), {size: [_truth(Mixed(), 0, r, size) for r in range(size)] for size in worlds}
     _judge(worlds, truth, own, "first")
     yield "parameters without a gradient, other layouts and dtypes; a second step"
     truth, own = _truth(Mixed(), 1), {size: [_truth(Mixed(), 1, r, size) for r in range(size)] for size in worlds}
     _judge(worlds, truth, own, "second")
-    yield "each gradient travels once, and the parameters stay as they were"
+    yield "each gradient is sent once, and the parameters don't change"
     held = sum(t.numel() * t.element_size() for t in truth if t is not None)
     judge_held(worlds, lambda got: got["first"]["peak"])
     _frugal(worlds, held, lambda got: got["first"]["events"], slack=96)  # each gradient may be padded
-    yield "and the same where each rank has a GPU"
+    yield "the same where each rank has a GPU"
     on_gpus(lambda _, answer: answer(sum(_as_buckets(), [])), average_gradients, known=left_on_cpu("made-on-cpu"))
 
 
@@ -162,14 +173,14 @@ def _frugal(worlds, held, events, slack=64):
 
 def balise_4(make_buckets, average_in_buckets):
     """Buckets of many lists of parameters, then the reduction of given buckets on ranks."""
-    yield "buckets of float32 parameters: all of them, from the end, within the capacity"
+    yield "buckets of float32 parameters: all parameters, from the end, within the capacity"
     # sizes in elements; capacities in bytes
     for sizes, capacity in (([9] * 8, 40), ([1, 2, 3, 4, 5, 6, 7], 50), ([10, 10, 10, 10, 10], 80), ([6, 4, 3, 1, 2], 24)):
         _buckets(make_buckets, [torch.float32] * len(sizes), sizes, capacity)
     yield "a parameter larger than the capacity; one that fills it exactly"
     for sizes, capacity in (([2, 50, 2], 40), ([50, 2, 60], 40), ([5, 5], 40), ([5, 5, 10, 1], 40), ([3], 1)):
         _buckets(make_buckets, [torch.float32] * len(sizes), sizes, capacity)
-    yield "float64 and bfloat16: their elements have eight bytes and two"
+    yield "float64 and bfloat16, with elements of eight and two bytes"
     for dtype, capacity in ((torch.float64, 80), (torch.bfloat16, 24)):
         try:
             _buckets(make_buckets, [dtype] * 6, [6, 4, 3, 1, 2, 5], capacity)
@@ -183,7 +194,7 @@ def balise_4(make_buckets, average_in_buckets):
     _buckets(make_buckets, dtypes, [4, 4, 4, 4, 4, 4], 1000)
     _buckets(make_buckets, [torch.bfloat16] * 4 + [torch.float32], [4] * 5, 40)
     _buckets(make_buckets, dtypes, [4, 4, 4, 4, 4, 4], 40)
-    yield "on 2, 3 and 4 ranks, and on one: flat buckets averaged, the means back in p.grad"
+    yield "on 2, 3 and 4 ranks, and on one rank: flat buckets averaged, the means back in p.grad"
     worlds = on_ranks(_in_buckets, average_in_buckets, known=KNOWN)
     for size, ranks in worlds.items():
         own = [_given(rank) for rank in range(size)]
@@ -193,7 +204,7 @@ def balise_4(make_buckets, average_in_buckets):
             if got["changed"]:
                 raise Wrong("weights-changed", where=f"rank {rank} of {size}")
         undisturbed([got["overwritten"] for got in ranks], size)
-    yield "one all-reduce for each bucket, each gradient in one of them"
+    yield "one all-reduce for each bucket, each gradient in exactly one bucket"
     judge_held(worlds, lambda got: got["peak"])
     for size, ranks in worlds.items():
         # a sum in two halves, the second of which hands the first one's parts on, is one
@@ -203,7 +214,7 @@ def balise_4(make_buckets, average_in_buckets):
         slug = "one-by-one" if len(sums) > len(GIVEN) else "too-few-messages"
         raise Wrong(slug, n=len(sums), buckets=len(GIVEN), where=f"rank 0 of {size}")
     _frugal(worlds, sum(t.numel() * t.element_size() for t in _given(0)), lambda got: got["events"])
-    yield "and the same where each rank has a GPU"
+    yield "the same where each rank has a GPU"
     on_gpus(lambda _, answer: answer(_as_buckets()), average_in_buckets, known=left_on_cpu("flat-not-on-gpu"))
 
 

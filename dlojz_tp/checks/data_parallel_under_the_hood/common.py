@@ -13,28 +13,36 @@ from dlojz_tp.probes.networks import rows, same
 from dlojz_tp.probes.traffic import on_the_wire
 
 HINTS = {
-    "ddp-borrowed": "{what} does this work for you. Here it is yours: use broadcast, all_reduce, send and receive.",
-    "no-communication": "Rank {rank} sent nothing. Every rank must call the same collectives, in the same order.",
-    "not-divided": "This is the sum over the ranks. The mean gradient of the whole batch is that sum divided by world_size.",
-    "divided-twice": "This is the mean divided by world_size once more. Divide once: before the sum, or after it.",
-    "not-waited": "When your code returned on rank {rank}, the all-reduce was still on its way: the gradients changed "
-    "afterwards. Wait for each asynchronous operation before its result is used.",
-    "not-copied-back": "The ranks exchanged values, but rank {rank} still holds its own gradients, of some parameters at "
-    "least. Is each p.grad itself reduced? The sum of a copy has to be written back into it, after the wait; where p.grad is to be a part of a bucket, "
-    "it must lie there before the bucket is sent, and every bucket must be sent.",
+    "ddp-borrowed": "{what} does this work for you. In this exercise you do it yourself: use broadcast, "
+                    "all_reduce, send and receive.",
+    "no-communication": "Rank {rank} sent nothing. Every rank must call the same collectives in the same order.",
+    "not-divided": "You return the sum over the ranks. The mean gradient of the whole batch is this sum divided by "
+                   "world_size.",
+    "divided-twice": "You divided the mean by world_size again. Divide once: before the sum or after it.",
+    "not-waited": "When your code returned on rank {rank}, an all-reduce was still running: the gradients changed "
+                  "afterwards. Wait for each asynchronous operation before you use its result.",
+    "not-copied-back": "The ranks exchanged values, but rank {rank} still holds its own gradients, at least for "
+                       "some parameters. Do you reduce each p.grad itself? If you reduce a copy, write the sum "
+                       "back into p.grad after the wait. If p.grad is to be a part of a bucket, it must be there "
+                       "before the bucket is sent, and every bucket must be sent.",
     "wrong-gradient": "The gradients are not the mean over the ranks.",
-    "weights-changed": "The parameters themselves changed. Only their gradients are to be averaged.",
-    "no-handle": "Without async_op=True, a collective returns None when it is done, and None has no wait(): {error}. With it, the "
-    "collective goes on alone, and what comes back is its handle.",
-    "placed-twice": "A gradient came to its bucket for a second time (KeyError in place). A tied parameter, named twice, needs one "
-    "hook; inside no_sync() nothing is placed, so the backward of a micro-batch stands in `with reducer.no_sync():`; after "
-    "finish() every bucket misses its parameters again; a lambda made in a loop over p uses the loop's last p: hand over what the hook is given.",
-    "written-in-flight": "Right here, by luck: on rank {rank} a tensor was written while its collective was still running. What the network "
-    "reads or writes meanwhile is anybody's guess. Wait first, then write; each running collective needs a tensor of its own.",
-    "made-on-cpu": "On GPUs, a tensor is in the CPU's memory: {error}. NCCL carries none from there, and autograd takes none for a gradient. "
-    "What you make yourself (zeros, a buffer, a copy) is made where that is which it stands for: torch.zeros_like(p), device=p.device.",
-    "gathered": "With {large} ranks, rank {rank} held {more} bytes beside its gradients, with {small} ranks {less}: it collects "
-    "the gradients of all ranks. An all-reduce adds them up on their way, so that what a rank holds does not grow with N.",
+    "weights-changed": "The parameters themselves changed. Average only their gradients.",
+    "no-handle": "Without async_op=True, a collective returns None when it is done, and None has no wait(): "
+                 "{error}. With async_op=True, the collective runs in the background and returns a handle.",
+    "placed-twice": "A gradient was placed into its bucket a second time (KeyError in place). A tied parameter, "
+                    "which has two names, needs one hook. Inside no_sync() nothing is placed, so the backward of a "
+                    "micro-batch must be inside `with reducer.no_sync():`. After finish(), every bucket must be "
+                    "missing all its parameters again. A lambda made in a loop over p uses the loop's last p: use "
+                    "the argument that the hook receives.",
+    "written-in-flight": "The result is right only by luck: on rank {rank} a tensor was written while its "
+                         "collective was still running. Nobody knows what the network reads or writes in the "
+                         "meantime. Wait first, then write; each running collective needs its own tensor.",
+    "made-on-cpu": "On GPUs, a tensor is in the CPU's memory: {error}. NCCL can't send it from there, and autograd "
+                   "doesn't accept it as a gradient. Make each new tensor (zeros, a buffer, a copy) on the device "
+                   "of the tensor that it stands for: torch.zeros_like(p), device=p.device.",
+    "gathered": "With {large} ranks, rank {rank} held {more} bytes in addition to its gradients, with {small} "
+                "ranks {less}: it collects the gradients of all ranks. An all-reduce adds them up on the way, so "
+                "the memory of a rank doesn't grow with N.",
 }
 
 

@@ -28,30 +28,34 @@ RATE = 0.1
 PATIENCE = 4  # seconds that the last rank waits for the other's backward, should that wait in a way which nobody sees
 
 HINTS = {
-    "placed-again": "A gradient came to its bucket for a second time (KeyError in place). After finish() every bucket misses its parameters "
-    "again; a lambda made in a loop over p uses the loop's last p: hand over what the hook is given.",
-    "hook-too-early": "A gradient was still None when it was used. In a hook of register_hook, p.grad does not hold "
-    "the new gradient yet (register_post_accumulate_grad_hook calls back when it does); and a bucket may start only with "
-    "its last gradient. The hook is self.ready, without brackets.",
-    "no-overlap": "All {n} all-reduces were started after backward had ended. Start the one of a bucket in a hook, as soon as "
-    "its last gradient is there.",
-    "late-start": "Before the first layer's gradients were computed, only {early} of {total} bytes were on their way: a "
-    "bucket waits although it is complete.",
-    "blocking": "Rank 0 waits inside backward for another rank: its all-reduce blocks. Start it with async_op=True, keep "
-    "what it returns, and wait in finish().",
-    "no-buckets": "{n} all-reduces for {held} bytes of gradients and buckets of {capacity} bytes. Start one for a bucket, not "
-    "one for a parameter.",
-    "one-bucket": "A single all-reduce carries all gradients. The capacity is {capacity} bytes: with it, most of the work "
-    "starts before backward ends.",
-    "sent-again": "As much travelled as all-reduces of {sent} bytes need, and the gradients have {held} bytes. Each travels once "
-    "in a step.",
-    "second-step": "The first step is right, step {step} is not. What counts the missing gradients, and the list of what "
-    "runs, must be as new after finish().",
-    "missing-no-set": "bucket.missing has to be a set again: {error}. A list compares tensors element by element to find one.",
-    "handles-kept": "Step {step} waits for {n} all-reduces of the steps before it. What finish() has waited for leaves the "
-    "list of what runs, else it grows with each step.",
-    "zeroed-in-place": "Right after zero_grad(set_to_none=True), wrong after zero_grad(set_to_none=False): then backward "
-    "adds to the tensor that is already in p.grad, perhaps to a part of your bucket.",
+    "placed-again": "A gradient was placed into its bucket a second time (KeyError in place). After finish(), "
+                    "every bucket must be missing all its parameters again. A lambda made in a loop over p uses "
+                    "the loop's last p: use the argument that the hook receives.",
+    "hook-too-early": "A gradient was still None when your code used it. In a hook of register_hook, p.grad does "
+                      "not hold the new gradient yet; a hook of register_post_accumulate_grad_hook runs when it "
+                      "does. A bucket may start only when its last gradient has arrived. Register self.ready, "
+                      "without brackets.",
+    "no-overlap": "All {n} all-reduces were started after backward had ended. Start the all-reduce of a bucket in "
+                  "a hook, as soon as the bucket's last gradient has arrived.",
+    "late-start": "Before the gradients of the first layer were computed, only {early} of {total} bytes were on "
+                  "their way: a bucket waits although it is complete.",
+    "blocking": "Rank 0 waits for another rank inside backward: its all-reduce blocks. Start it with "
+                "async_op=True, keep the handle that it returns, and wait in finish().",
+    "no-buckets": "You start {n} all-reduces for {held} bytes of gradients in buckets of {capacity} bytes. Start "
+                  "one for each bucket, not one for each parameter.",
+    "one-bucket": "One all-reduce carries all gradients. The capacity is {capacity} bytes: respect it, and most of "
+                  "the work starts before backward ends.",
+    "sent-again": "You sent as much as all-reduces of {sent} bytes need, but the gradients have {held} bytes. Send "
+                  "each gradient once in each step.",
+    "second-step": "The first step is right, step {step} is not. finish() must reset the count of the missing "
+                   "gradients and the list of running operations.",
+    "missing-no-set": "bucket.missing must be a set again: {error}. A list compares tensors element by element to "
+                      "find one.",
+    "handles-kept": "Step {step} waits for {n} all-reduces of earlier steps. finish() must remove what it has "
+                    "waited for from the list of running operations; otherwise the list grows with each step.",
+    "zeroed-in-place": "This is right after zero_grad(set_to_none=True), but wrong after "
+                       "zero_grad(set_to_none=False): then backward adds to the tensor that is already in p.grad, "
+                       "perhaps to a part of your bucket.",
 }  # fmt: skip
 KNOWN = (
     NO_HANDLE,
@@ -89,7 +93,7 @@ HELD = sum(p.numel() * p.element_size() for p in Chain().parameters())
 
 def balise_5(Overlap):  # noqa: N803
     """Four steps on 1 to 4 ranks; in the first, of two ranks one begins backward when the other has ended its own."""
-    yield "on 2, 3 and 4 ranks, and on one: the gradient of the whole batch when finish() returns"
+    yield "on 2, 3 and 4 ranks, and on one rank: the gradient of the whole batch when finish() returns"
     yield from by_world(_judge, _train, Overlap, known=KNOWN)
 
 
@@ -103,13 +107,13 @@ def _judge(size, ranks):
         )  # fmt: skip
         if any(step["changed"] for step in got["steps"]):
             raise Wrong("weights-changed", where=f"rank {rank} of {size}")
-    yield "a few all-reduces of buckets, the first of them long before backward ends"
+    yield "a few all-reduces of buckets, the first long before backward ends"
     for rank, got in enumerate(ranks):
         _early(got["steps"][0]["events"], rank, size)
-    yield "backward ends although another rank has not begun: nothing blocks in it"
+    yield "backward ends even if another rank has not begun: nothing blocks in it"
     if not ranks[-1]["others ended"]:
         raise Wrong("blocking", where=f"rank 0 of {size}")
-    yield "the second, third and fourth step, after both ways to zero gradients"
+    yield "the second, third and fourth step, with both ways to zero the gradients"
     for rank, got in enumerate(ranks):
         for step in (1, 2, 3):
             _later_step(got["steps"][step], truth[step], step, f"rank {rank} of {size}")

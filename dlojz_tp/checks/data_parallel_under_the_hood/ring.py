@@ -16,36 +16,42 @@ from dlojz_tp.probes.traffic import Traffic, sent
 from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
-    "ring-deadlock": "The ranks wait for each other: {error}. If every rank first sends and only then receives, nobody "
-    "receives: start isend and irecv, then wait for both.",
-    "ring-not-waited": "Rank {rank} started to receive a message, and used its values without waiting for them. Call wait() on what "
-    "irecv returns, first.",
-    "send-dropped": "Rank {rank} threw away what isend returned, and waited for another message. With its handle a message may be "
-    "lost before it left, and the next rank waits for ever: keep the handle, and wait() for it too.",
-    "collective-used": "{name} was called. Only messages between two ranks are allowed here: isend and irecv.",
-    "nothing-summed": "Rank {rank} still holds its own values, or part of them. In each step of the first round, what arrives "
-    "is added to the rank's own chunk.",
-    "half-a-ring": "Rank {rank} has some chunks of the sum at most. In the first round what arrives is added to the chunk in its place, so that "
-    "each rank ends with one finished chunk; a second round of N − 1 steps hands the finished chunks on.",
-    "added-too-often": "Some values were added more often than once. The reduce-scatter has N − 1 steps, and in the second "
-    "round a chunk replaces the old one.",
-    "mean-of-the-ring": "This is the mean. The sum is asked for.",
-    "whole-tensor-round": "Rank {rank} sent {sent} bytes, and {allowed} are enough: 2 (N − 1) messages, each of one of N chunks.",
-    "not-a-neighbour": "Rank {rank} sent to ranks {peers}. In a ring each rank sends to the next one only.",
-    "does-not-divide": "It fails where the size does not divide by the number of ranks: {error}. torch.tensor_split gives N "
-    "chunks, some of them one element longer; of 2 elements for 4 ranks, some are empty.",
-    "tail-not-summed": "The last elements are not summed: the size does not divide by the number of ranks.",
-    "shape-lost": "The result has another shape than the tensor.",
-    "dtype-lost": "The result has another dtype than the tensor.",
-    "bits-differ": "The ranks' sums differ in the last bits ({error}). In a ring each chunk is added up once, on one way round, "
-    "and then copied: all ranks hold the same bits.",
-    "view-ignored": "Right for a contiguous tensor, wrong for a transposed one. A chunk of it may be a copy: return the "
-    "result, or copy it back.",
-    "memory": "{peak} bytes were held at once beside the tensor of {held} bytes. The sum and a chunk of what arrives are enough: "
-    "cut one flat tensor into views, change them in place (+=, copy_), and take one buffer for all steps.",
-    "ring-of-one": "One rank alone has nobody to send to: return the tensor as it is.",
-    "ring-not-on-gpu": "On GPUs, a tensor of the ring is in the CPU's memory: {error}. The sum and the buffer are made where x is, with "
-    "torch.empty_like(x) or device=x.device; NCCL sends and receives only there.",
+    "ring-deadlock": "The ranks wait for each other: {error}. If every rank sends before it receives, nobody "
+                     "receives: start isend and irecv, then wait for both.",
+    "ring-not-waited": "Rank {rank} started to receive a message, and used its values without waiting for them. "
+                       "First call wait() on the handle that irecv returns.",
+    "send-dropped": "Rank {rank} threw away the handle of an isend, and waited for another message. Without its "
+                    "handle, a message may be lost before it is sent, and the next rank waits forever: keep the "
+                    "handle, and call wait() on it too.",
+    "collective-used": "You called {name}. Only messages between two ranks are allowed here: isend and irecv.",
+    "nothing-summed": "Rank {rank} still holds its own values, at least in part. In each step of the first round, "
+                      "add what arrives to the rank's own chunk.",
+    "half-a-ring": "Rank {rank} has at most some chunks of the sum. In the first round, add each chunk that "
+                   "arrives to the chunk at the same place, so that each rank ends with one finished chunk; a "
+                   "second round of N − 1 steps passes the finished chunks on.",
+    "added-too-often": "Some values were added more than once. The reduce-scatter has N − 1 steps, and in the "
+                       "second round each chunk that arrives replaces the old one.",
+    "mean-of-the-ring": "You return the mean. Return the sum.",
+    "whole-tensor-round": "Rank {rank} sent {sent} bytes, but {allowed} are enough: 2 (N − 1) messages, each with "
+                          "one of N chunks.",
+    "not-a-neighbour": "Rank {rank} sent to ranks {peers}. In a ring, each rank sends only to the next one.",
+    "does-not-divide": "Your code fails when the size is not a multiple of the number of ranks: {error}. "
+                       "torch.tensor_split gives N chunks, some of them one element longer; with 2 elements for 4 "
+                       "ranks, some are empty.",
+    "tail-not-summed": "The last elements are not summed: the size is not a multiple of the number of ranks.",
+    "shape-lost": "The result doesn't have the shape of the tensor.",
+    "dtype-lost": "The result doesn't have the dtype of the tensor.",
+    "bits-differ": "The ranks' sums differ in the last bits ({error}). In a ring, each chunk is added up once, on "
+                   "one way round the ring, and then copied: all ranks hold the same bits.",
+    "view-ignored": "This is right for a contiguous tensor, but wrong for a transposed one. Its chunks may be "
+                    "copies: return the result, or copy it back.",
+    "memory": "You held {peak} bytes at once in addition to the tensor of {held} bytes. The sum and one chunk for "
+              "what arrives are enough: cut one flat tensor into views, change them in place (+=, copy_), and "
+              "reuse one buffer in all steps.",
+    "ring-of-one": "A single rank has nobody to send to: return the tensor as it is.",
+    "ring-not-on-gpu": "On GPUs, a tensor of the ring is in the CPU's memory: {error}. Make the sum and the buffer "
+                       "on the device of x, with torch.empty_like(x) or device=x.device; NCCL sends and receives "
+                       "only there.",
     "wrong-sum": "The result is not the sum over the ranks.",
 }
 KNOWN = ((hung, "ring-deadlock"),)
@@ -77,15 +83,16 @@ def given(case, rank):
 
 def balise_8(ring_all_reduce):
     """Sums of nine tensors on 1 to 4 ranks; what each rank sends, to whom, and what it holds meanwhile."""
-    yield "the sum of 12 values on 2, 3 and 4 ranks, and on one"
+    yield "the sum of 12 values on 2, 3 and 4 ranks, and on one rank"
     worlds = _run(ring_all_reduce)
     for size, ranks in worlds.items():
         _library(ranks, size)
     _sums(worlds, "twelve")
-    yield "only messages to a neighbour, 2 (N − 1) / N of the tensor a rank"
+    yield "only messages to a neighbour, 2 (N − 1) / N of the tensor from each rank"
     for size, ranks in worlds.items():
         _traffic(ranks, size)
-    yield "sizes that do not divide: 13, 5, 2 and 1 values; a table, integers, a transposed tensor"
+    yield ("sizes that are not multiples of the number of ranks: 13, 5, 2 and 1 values; a table, integers, a "
+           "transposed tensor")
     for case in CASES:
         _sums(worlds, case)
     yield "all ranks hold the same bits"
@@ -102,7 +109,7 @@ def balise_8(ring_all_reduce):
                 got["big"]["peak"] > held + 3.2 * held / size
             ):  # of few ranks a chunk is half a tensor: four of them tell
                 raise Wrong("memory", peak=got["big"]["peak"], held=held, where=f"rank {rank} of {size}")
-    yield "and the same where each rank has a GPU"
+    yield "the same where each rank has a GPU"
     on_gpus(_on_gpu, ring_all_reduce, known=left_on_cpu("ring-not-on-gpu"))
 
 

@@ -9,41 +9,44 @@ from dlojz_tp.checking import Wrong
 from dlojz_tp.checking.borrowed import replaced
 
 HINTS = {
-    "sampler-borrowed": "DistributedSampler does this work for you. Here it is yours.",
+    "sampler-borrowed": "DistributedSampler does this work for you. In this exercise you do it yourself.",
     "not-integers": "Return the indices as a list of whole numbers.",
-    "tensors-not-numbers": "The indices are tensors. A list of whole numbers is asked for: as keys and in comparisons, tensors that "
-    "hold the same number differ. tolist() makes numbers.",
-    "out-of-range": "An index lies outside 0 to n − 1, or is negative.",
-    "shuffles-differ": "The ranks' shares overlap: each rank has shuffled in its own way, or they take the same places. All ranks must draw the same "
-    "permutation, from a generator seeded with nothing that differs between them, and then take different parts of it.",
-    "global-generator": "The permutation comes from the global random state, which differs from rank to rank. Make a "
-    "torch.Generator of your own, seeded from `seed` and `epoch`.",
-    "global-state-changed": "The global random state was changed. Dropout and augmentation draw from it: use a "
-    "torch.Generator of your own.",
-    "everything-everywhere": "Every rank gets all n indices: all of them would train on the same images.",
-    "lengths-differ": "The ranks get {lengths} indices. Where one rank has a batch more, it waits for ever for the others: "
-    "all shares must be equally long.",
-    "tail-lost": "With drop_last=False, every sample must appear. Indices are missing: {missing}.",
-    "too-many": "{count} indices a rank are more than needed: with drop_last=False, pad only up to the next multiple of "
-    "world_size.",
-    "padded-with-one": "One index fills the whole padding. Begin again from the front of the permutation, so that no sample "
-    "counts much more often than the others.",
-    "few-samples": "With n = {n} and {size} ranks, the padding is longer than the data: the permutation must be repeated "
-    "several times.",
-    "tail-never-seen": "With drop_last=True the same samples are left out in every epoch: {missing}. Shuffle all n first, then leave "
-    "the tail of the permutation out.",
-    "drop-last-ignored": "With drop_last=True no index may appear twice, and the tail is left out: n // world_size a rank.",
-    "too-few": "With drop_last=True each rank gets n // world_size indices, here {each}.",
-    "same-every-epoch": "Two epochs give the same order. Seed the generator with the whole number of the epoch as well.",
-    "own-share-shuffled": "In every epoch a rank sees the same samples, only in another order. Shuffle all n, then take "
-    "the part.",
-    "seed-ignored": "Another seed gives the same order.",
-    "rotated": "The order is only shifted or turned round from epoch to epoch: neighbours stay neighbours. Draw a new permutation "
-    "in each epoch.",
-    "ascending": "Every share is in ascending order, so that a batch holds samples which stand together. Leave a share in the order of "
-    "the permutation.",
-    "drawn-again": "One rank alone gets samples twice, and others never. A permutation holds each sample once: torch.randperm, not "
-    "random numbers.",
+    "tensors-not-numbers": "The indices are tensors. Return a list of whole numbers: as keys and in comparisons, "
+                           "two tensors with the same number differ. tolist() makes numbers.",
+    "out-of-range": "An index is negative or larger than n − 1.",
+    "shuffles-differ": "The ranks' shares overlap: either each rank has its own permutation, or the ranks take the "
+                       "same places. All ranks must draw the same permutation, from a generator whose seed is the "
+                       "same on all of them, and then take different parts of it.",
+    "global-generator": "The permutation comes from the global random state, which differs from rank to rank. Make "
+                        "your own torch.Generator, seeded from `seed` and `epoch`.",
+    "global-state-changed": "Your code changed the global random state. Dropout and augmentation draw from it: use "
+                            "your own torch.Generator.",
+    "everything-everywhere": "Every rank gets all n indices: all ranks would train on the same images.",
+    "lengths-differ": "The ranks get {lengths} indices. If one rank has one more batch, it waits forever for the "
+                      "others: all shares must have the same length.",
+    "tail-lost": "With drop_last=False, every sample must appear. These indices are missing: {missing}.",
+    "too-many": "{count} indices for each rank are too many: with drop_last=False, pad only up to the next "
+                "multiple of world_size.",
+    "padded-with-one": "The whole padding is one index. Start again at the front of the permutation, so that no "
+                       "sample counts much more often than the others.",
+    "few-samples": "With n = {n} and {size} ranks, the padding is longer than the data: repeat the permutation "
+                   "several times.",
+    "tail-never-seen": "With drop_last=True, the same samples are left out in every epoch: {missing}. Shuffle all "
+                       "n first, then drop the tail of the permutation.",
+    "drop-last-ignored": "With drop_last=True, no index may appear twice, and the tail is left out: n // "
+                         "world_size indices for each rank.",
+    "too-few": "With drop_last=True, each rank gets n // world_size indices: {each} here.",
+    "same-every-epoch": "Two epochs have the same order. Include the epoch number, as a whole number, in the seed "
+                        "of the generator.",
+    "own-share-shuffled": "A rank sees the same samples in every epoch, only in another order. Shuffle all n, then "
+                          "take the rank's part.",
+    "seed-ignored": "Another seed gives the same order. Seed the generator from `seed` too.",
+    "rotated": "From epoch to epoch, the order is only shifted or reversed: neighbours stay neighbours. Draw a new "
+               "permutation in each epoch.",
+    "ascending": "Every share is in ascending order, so a batch holds samples that are close together in the data. "
+                 "Leave a share in the order of the permutation.",
+    "drawn-again": "A single rank gets some samples twice and others never. A permutation holds each sample once: "
+                   "use torch.randperm, not random numbers.",
     "not-reproducible": "The same arguments give another order the second time. A run could not be resumed.",
 }  # fmt: skip
 
@@ -51,7 +54,7 @@ HINTS = {
 def balise_2(my_indices):
     """Shares of 1 to 4 ranks, and of 7, for sizes that divide, do not divide, and are smaller than the world."""
     with replaced(torch.utils.data.DistributedSampler, "__init__", _refuse):
-        yield "12 samples over 1, 2, 3 and 4 ranks: disjoint, equally long, complete"
+        yield "12 samples over 1, 2, 3 and 4 ranks: disjoint shares of equal length, together complete"
         for size in (1, 2, 3, 4):
             _whole(_shares(my_indices, 12, size, epoch=0), 12, size, drop_last=False)
         yield "a tail: 10, 13 and 1003 samples, padded"
@@ -63,10 +66,10 @@ def balise_2(my_indices):
         yield "fewer samples than ranks"
         for n, size in ((1, 4), (3, 4), (2, 7)):
             _whole(_shares(my_indices, n, size, epoch=2), n, size, drop_last=False)
-        yield "another order in each epoch and for each seed, the same for the same"
+        yield "another order in each epoch and for each seed; the same order for the same epoch and seed"
         _orders(my_indices)
         _leaves_others(my_indices)
-        yield "with drop_last, each sample's turn comes in some epoch"
+        yield "with drop_last, each sample is used in some epoch"
         ever = {i for epoch in range(30) for s in _shares(my_indices, 10, 4, epoch, drop_last=True) for i in s}
         if (
             len(ever) < 10

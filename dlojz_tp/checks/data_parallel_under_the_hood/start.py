@@ -16,35 +16,43 @@ from dlojz_tp.probes.withheld import Withheld
 SLACK = 12_000  # bytes that a right answer may send on top: shapes and names, say
 
 HINTS = {
-    "nothing-sent": "Rank {rank} sent nothing and received nothing. Rank 0's values must travel: dist.broadcast(t, src=0).",
-    "only-rank-0": "Only rank 0 calls the collective. A broadcast is called by every rank: rank 0 sends, the others receive.",
-    "every-rank-is-source": "All ranks wait in broadcast, and nobody receives: {error}. The source must be rank 0 on all of "
-    "them, and all must take the tensors in the same order.",
-    "wrong-source": "The values of rank {source} were given to all. Rank 0's are wanted.",
-    "averaged": "This is the mean over the ranks. They must all hold rank 0's values: a mean is nobody's initialisation, and "
-    "it shrinks the weights.",
-    "received-not-kept": "Values were exchanged, but rank {rank} still holds its own: a copy received them. Copy them "
-    "back into the parameter, under torch.no_grad().",
-    "start-not-waited": "When your code returned on rank {rank}, a broadcast was still on its way. With async_op=True, wait for what it "
-    "returns before the tensor is used.",
-    "buffers-forgotten": "The parameters agree, the buffers do not ({name}). Batch norm would normalise differently on each "
-    "rank: model.buffers() must travel too.",
-    "integers-forgotten": "{name} is an integer or a boolean, and was left out. It is part of the state like any other.",
-    "state-dict-misses": "{name} is a buffer with persistent=False: state_dict() leaves it out. model.buffers() has all.",
-    "frozen-forgotten": "{name} has requires_grad=False and was left out. It is used in forward all the same.",
-    "gaps": "{name} is a view with gaps, a part of a larger table, and came out wrong. A collective sends the memory "
-    "from where a tensor begins: send t.contiguous() and copy what arrives into t.",
-    "cast": "{name} came back rounded: it travelled in a coarser dtype. Tensors of different dtypes cannot share a message.",
-    "parameter-replaced": "{name} is a new object. An optimizer that was made before still holds the old one: write into "
-    "the existing tensor.",
-    "memory-replaced": "{name} lies elsewhere in memory than before: t.data = … lets the old memory go, which a larger table or a "
-    "flat buffer may still share. Write into it with copy_.",
+    "nothing-sent": "Rank {rank} sent nothing and received nothing. The values of rank 0 must be sent to the "
+                    "others: dist.broadcast(t, src=0).",
+    "only-rank-0": "Only rank 0 calls the collective. Every rank must call a broadcast: rank 0 sends, the others "
+                   "receive.",
+    "every-rank-is-source": "All ranks wait in broadcast, and none receives: {error}. The source must be rank 0 on "
+                            "every rank, and all ranks must take the tensors in the same order.",
+    "wrong-source": "All ranks got the values of rank {source}. Send those of rank 0.",
+    "averaged": "The ranks hold the mean over the ranks. They must all hold the values of rank 0: a mean is no "
+                "rank's initialisation, and it shrinks the weights.",
+    "received-not-kept": "The ranks exchanged values, but rank {rank} still holds its own: a copy received the "
+                         "others. Copy it back into the parameter, under torch.no_grad().",
+    "start-not-waited": "When your code returned on rank {rank}, a broadcast was still running. With "
+                        "async_op=True, wait for the handle that it returns before you use the tensor.",
+    "buffers-forgotten": "The parameters agree, but the buffers don't ({name}). Batch norm would normalise "
+                         "differently on each rank: broadcast model.buffers() too.",
+    "integers-forgotten": "{name} holds integers or booleans, and you left it out. It is a part of the state like "
+                          "any other.",
+    "state-dict-misses": "{name} is a buffer with persistent=False: state_dict() leaves it out. model.buffers() "
+                         "has all buffers.",
+    "frozen-forgotten": "{name} has requires_grad=False, and you left it out. The forward pass uses it all the same.",
+    "gaps": "{name} is a view with gaps, a part of a larger table, and it came out wrong. A collective sends "
+            "contiguous memory from the place where a tensor begins: send t.contiguous(), and copy what arrives "
+            "into t.",
+    "cast": "{name} came back rounded: you sent it in a coarser dtype. Tensors of different dtypes can't share a "
+            "message.",
+    "parameter-replaced": "{name} is a new object. An optimizer that was created earlier still holds the old one: "
+                          "write into the existing tensor.",
+    "memory-replaced": "{name} is at another place in memory than before: t.data = … drops the old memory, which a "
+                       "larger table or a flat buffer may still share. Write into it with copy_.",
     "graph-left": "{name} has become part of a graph ({error}), or lost requires_grad. Copy under torch.no_grad().",
-    "tied-twice": "{sent} bytes were sent; the model holds {held}. A tied parameter has two names and one memory: "
-    "model.parameters() gives it once, and so does each module of model.modules(), which overlap: one inside another.",
-    "gathered-by-all": "{sent:.0f} bytes went out from each rank; the model holds {held}. An all-gather brings the state of every rank to "
-    "every rank, and all but one are thrown away: it takes N times the memory, and N − 1 times the messages. Rank 0's is wanted: a broadcast.",
-    "wrong-state": "{name} on rank {rank} is not rank 0's.",
+    "tied-twice": "You sent {sent} bytes; the model holds {held}. A tied parameter has two names but one memory. "
+                  "model.parameters() returns it once; a loop over model.modules() meets parameters several times, "
+                  "because modules contain other modules.",
+    "gathered-by-all": "Each rank sent {sent:.0f} bytes; the model holds {held}. An all-gather brings the state of "
+                       "every rank to every rank, and then you throw away all but one: it takes N times the memory "
+                       "and N − 1 times the messages. You need only the state of rank 0: use a broadcast.",
+    "wrong-state": "{name} on rank {rank} differs from rank 0's.",
 }  # fmt: skip
 KNOWN = ((some_returned, "only-rank-0"), (waits_in("broadcast"), "every-rank-is-source"))
 
@@ -82,9 +90,9 @@ def state(model):
 
 def balise_1(broadcast_state):
     """Models that differ from rank to rank, with every kind of parameter and buffer."""
-    yield "parameters of rank 0 on 2, 3 and 4 ranks; one rank alone"
+    yield "the parameters of rank 0 on 2, 3 and 4 ranks; a single rank"
     yield from by_world(_judge, _on_rank, broadcast_state, known=KNOWN)
-    yield "and the same where each rank has a GPU"
+    yield "the same where each rank has a GPU"
     on_gpus(_on_gpu, broadcast_state, known=left_on_cpu("made-on-cpu"))
 
 
@@ -100,7 +108,7 @@ def _judge(size, ranks):
     parameters = [name for name, _ in Zoo(0).named_parameters()]
     easy = [name for name in parameters if name.split(".")[0] in ("linear", "norm", "embedding")]
     _values(worlds, truth, easy)
-    yield "buffers: running statistics, integers, booleans, those that are not saved"
+    yield "buffers: running statistics, integers, booleans, buffers that are not saved"
     buffers = [name for name in truth if name not in parameters and name != "window"]
     _values(worlds, truth, buffers)
     yield "frozen, tied and scalar parameters, several dtypes, views with gaps"
@@ -113,7 +121,7 @@ def _judge(size, ranks):
             raise Wrong("memory-replaced", name=name, where=f"rank {rank} of {size}")
         for name, words in got["graph"].items():
             raise Wrong("graph-left", name=name, error=words, where=f"rank {rank} of {size}")
-    yield "each tensor travels once"
+    yield "each tensor is sent once"
     held = sum(t.numel() * t.element_size() for t in truth.values())
     least = min(volume(got["events"]) for got in ranks)  # rank 0 may send to each of the others
     if least > held + SLACK:

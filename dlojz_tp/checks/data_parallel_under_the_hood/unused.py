@@ -27,27 +27,34 @@ from dlojz_tp.probes.withheld import Withheld
 CAPACITY = 420  # bytes: heads a and b each fill a bucket, the spare one shares the first with the shift
 
 HINTS = {
-    "waits-for-ever": "The ranks stood still, or broke off. Either one waits for a hook that never fires, or the ranks started different "
-    "buckets: all of them must start the same ones, in the same order, whatever they have used (a set has another order on each rank). {error}",
-    "frozen-hook": "A frozen parameter (requires_grad False) never gets a gradient and takes no hook. Leave it out.",
+    "waits-for-ever": "The ranks stood still or stopped with an error. Either a rank waits for a hook that never "
+                      "fires, or the ranks started different buckets. All ranks must start the same buckets in the "
+                      "same order, whichever parameters they used (the order of a set differs from rank to rank). "
+                      "{error}",
+    "frozen-hook": "A frozen parameter (requires_grad False) never gets a gradient and accepts no hook. Skip it.",
     "unused-none": "A parameter that was not used on this rank has p.grad None: {error}",
-    "bucket-left-out": "A bucket was never started: parameter {k} still has the rank's own gradient. start_complete goes on while the next bucket is "
-    "complete, up to the last one; finish() places what is missing, and starts again.",
-    "buckets-swapped": "Parameter {k} came out with another head's gradient. Rank 0 and rank 1 used different heads, and "
-    "so their buckets were complete in another order: start the buckets strictly one after the other.",
-    "ranks-disagree": "Parameter {k} was used on one rank only, and the others hold {error}. Afterwards all ranks must hold "
-    "the same mean, or their weights drift apart.",
-    "divided-by-users": "Parameter {k} was divided by the number of ranks that used it. A rank that did not contributes zero: "
-    "divide by world_size.",
-    "stale": "Parameter {k} was not used in this step by every rank, and where it was not, something else than zero was sent: what an "
-    "earlier step left in the bucket, perhaps.",
-    "collected-lost": "Parameter {k} was used in the first micro-batch, not in the last one. Its hook did not fire then, but "
-    "its gradient was collected in p.grad, and it counts.",
-    "tied-sent-twice": "As much travelled as all-reduces of {sent} bytes need, for {held} bytes of gradients. A parameter that is "
-    "named twice is one parameter.",
-    "frozen-gradient": "A frozen parameter has got a gradient. Leave it None: with zeros, weight decay would shrink the parameter.",
-    "overlap-lost": "Every parameter was used, and still nothing was started before backward had come to the first layer.",
-    "one-each": "{n} collectives in one step are too many for {held} bytes in buckets of {capacity} bytes.",
+    "bucket-left-out": "A bucket was never started: parameter {k} still has the rank's own gradient. "
+                       "start_complete must go on while the next bucket is complete, up to the last bucket; "
+                       "finish() places what is missing, and then calls start_complete again.",
+    "buckets-swapped": "Parameter {k} has the gradient of another head. Rank 0 and rank 1 used different heads, so "
+                       "their buckets were complete in a different order: start the buckets strictly one after the "
+                       "other.",
+    "ranks-disagree": "Parameter {k} was used on only one rank, and the other ranks hold {error}. Afterwards all "
+                      "ranks must hold the same mean, or their weights drift apart.",
+    "divided-by-users": "You divided parameter {k} by the number of ranks that used it. A rank that didn't use it "
+                        "contributes zero: divide by world_size.",
+    "stale": "Not every rank used parameter {k} in this step, and a rank that didn't use it sent something other "
+             "than zero: perhaps what an earlier step left in the bucket.",
+    "collected-lost": "Parameter {k} was used in the first micro-batch, but not in the last one. Its hook did not "
+                      "fire in the last one, but its gradient had been collected in p.grad, and it counts.",
+    "tied-sent-twice": "You sent as much as all-reduces of {sent} bytes need, for {held} bytes of gradients. A "
+                       "parameter with two names is one parameter.",
+    "frozen-gradient": "A frozen parameter now has a gradient. Leave it None: with zeros, weight decay would "
+                       "shrink the parameter.",
+    "overlap-lost": "Every parameter was used, but no all-reduce was started before backward had reached the first "
+                    "layer.",
+    "one-each": "{n} collectives in one step are too many for {held} bytes in buckets of {capacity} bytes. Start "
+                "one for each bucket.",
 }  # fmt: skip
 KNOWN = (
     NO_HANDLE,
@@ -118,7 +125,7 @@ def balise_7(Reducer):  # noqa: N803
     """Five steps in which not every parameter takes part, on 1 to 4 ranks."""
     yield f"{WORDS['one head']}, the spare head is never used, a scale is frozen"
     yield from by_world(_judge_all, _steps, Reducer, known=KNOWN)
-    yield "and the same where each rank has a GPU"
+    yield "the same where each rank has a GPU"
     on_gpus(_on_gpu, Reducer, known=left_on_cpu("made-on-cpu"))
 
 
@@ -135,7 +142,7 @@ def _judge_all(size, ranks):
         own = [_own(step, case, rank, size) for rank in range(size)]
         for rank in range(size):
             _judge(ranks, own, step, case, rank)
-    yield "a tied parameter travels once, and the buckets still start while backward goes on"
+    yield "a tied parameter is sent once, and the buckets still start during backward"
     for rank, got in enumerate(ranks):
         _economy(got["all"]["events"], rank, size)
     undisturbed([sum(step["overwritten"] for step in got.values()) for got in ranks], size)
