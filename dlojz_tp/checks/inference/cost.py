@@ -15,7 +15,7 @@ CASES = {
     "a token": [(PLAIN, 1, 0, 1, 4), (PLAIN, 1, 30, 1, 4), (GROUPED, 1, 255, 1, 2), (TIED, 1, 7, 1, 1)],
     "a token in each of several rows": [(PLAIN, 3, 5, 1, 4), (GROUPED, 16, 100, 1, 2), (TIED, 64, 1, 1, 4)],
     "a prompt": [(PLAIN, 1, 0, 9, 4), (GROUPED, 2, 0, 64, 2), (TIED, 5, 0, 2, 8)],
-    "several tokens behind others": [(PLAIN, 2, 20, 7, 4), (GROUPED, 1, 40, 33, 2), (TIED, 3, 1, 2, 1)],
+    "several tokens after others": [(PLAIN, 2, 20, 7, 4), (GROUPED, 1, 40, 33, 2), (TIED, 3, 1, 2, 1)],
 }
 #  (config, batch, seen, size, peak, bandwidth): bound by memory, by arithmetic, by keys and values
 SPEEDS = [(GROUPED, 1, 64, 2, 1e12, 1e9), (GROUPED, 48, 64, 2, 1e9, 1e12), (TIED, 200, 40, 4, 1e9, 1e8), (PLAIN, 7, 3, 4, 1e10, 2e9)]  # fmt: skip

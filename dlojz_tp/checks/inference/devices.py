@@ -3,9 +3,10 @@
 from dlojz_tp.checking.looks import Look, silent
 
 HINTS = {
-    "other-device": "A tensor that is made here, such as the mask, lies on the CPU, and the queries on a GPU: {error}. Make it with `device=q.device`."
+    "other-device": "A tensor that you make here, such as the mask, is on the CPU, but the queries are on a GPU: "
+    "{error}. Make it with `device=q.device`."
 }
 
 # waits are not asked for here: an answer may read a length
-STAYS = Look("on a GPU: new tensors lie where the queries do", "device", None, "other-device", lambda seen, due: seen[0] != "elsewhere",
+STAYS = Look("on a GPU: new tensors are on the queries' device", "device", None, "other-device", lambda seen, due: seen[0] != "elsewhere",
              lambda seen, due: {"error": seen[1]} | silent(seen, due))  # fmt: skip

@@ -179,20 +179,20 @@ def of_names(seen, due):
 
 
 LOOKS = [
-    Look("a layer for each rank, where the ranks divide the key heads, or the key heads the ranks", "made", each(lambda at: "a layer"),
+    Look("a layer for each rank, where the number of ranks divides that of the key heads, or the reverse", "made", each(lambda at: "a layer"),
          lambda seen, due: "refuses-shared" if "Error" in str(seen[0]) else "not-a-layer", fields=first),
-    Look("it hands its own heads to `attend`: what a rank keeps of keys and values", "heads", each(calls), of_heads,
+    Look("it passes the rank's own heads to `attend`: these are the keys and values that a rank keeps", "heads", each(calls), of_heads,
          lambda seen, due: seen == due, told),
-    Look("(b, s, d) comes out, on each rank", "form", each(forms), "heads-form", fields=first),
+    Look("each rank returns (b, s, d)", "form", each(forms), "heads-form", fields=first),
     Look("its part of the weights", "numbers", each(numbers), "whole-weights", no_more, first),
-    Look("and no memory besides", "memory", each(numbers), "view-kept", no_more, first),
-    Look("one all-reduce a call", "names", each(lambda at: ["all_reduce"] * (1 + LENGTH - PROMPT)), of_names, fields=first),
+    Look("and no other memory", "memory", each(numbers), "view-kept", no_more, first),
+    Look("one all-reduce for each call", "names", each(lambda at: ["all_reduce"] * (1 + LENGTH - PROMPT)), of_names, fields=first),
     Look("of (b, s, d)", "bytes", each(sent), "too-much-sent", fields=first),
-    Value("the prompt as on one process", "prompt", each(lambda at: truth(*pair(at)[1:])[:, :PROMPT]), "wrong-attention", fields=silent),
+    Value("the prompt: the same as on one process", "prompt", each(lambda at: truth(*pair(at)[1:])[:, :PROMPT]), "wrong-attention", fields=silent),
     Value("then a token at a time", "tokens", each(lambda at: truth(*pair(at)[1:])[:, PROMPT:]), "wrong-attention", fields=silent),
     Look("the first rank has the first heads", "own", own, "other-order", fields=silent),
 ]  # fmt: skip
-REFUSED = [Look("heads that cannot be shared out are refused", "refused", each(lambda at: "ValueError"),
+REFUSED = [Look("heads that cannot be split evenly are refused", "refused", each(lambda at: "ValueError"),
                 lambda seen, due: "not-refused" if "taken" in seen else "other-error", fields=first)]  # fmt: skip
 KNOWN = (
     ("Provided sizes", "heads-not-numbers"), ("don't multiply up to the size", "heads-not-numbers"),

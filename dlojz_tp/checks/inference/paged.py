@@ -256,8 +256,11 @@ def step(script, what="{}"):
 
 def counted(script):
     """Fields: as `step`, and what the operation should have done to the free blocks."""
-    told = {"grow": "extend takes a block for each that is missing at the end and one for a copy that is due, and no other",
-            "fork": "fork takes no block", "release": "a block becomes free when its last holder goes, and not before"}  # fmt: skip
+    told = {
+        "grow": "extend takes one block for each block that is missing at the end and one for each copy that is needed, and no others",
+        "fork": "fork takes no block",
+        "release": "a block becomes free when its last holder releases it, and not before",
+    }
     blocks = step(script, "{} blocks free")
     return lambda seen, due: blocks(seen, due) | {"told": told[script[first(seen, due)][0]]}
 
@@ -274,30 +277,35 @@ def refused(seen, due):
 
 LOOKS = [
     Look("9 tokens in blocks of 4: the table has three numbers", "table", [3, 3, "int"], "table-form"),
-    Look("a fork is a list of its own", "fork", ["list", True, "of its own"], "fork-form"),
+    Look("a fork is a separate list", "fork", ["list", True, "of its own"], "fork-form"),
     Look(
-        "what it writes into is replaced by a copy",
+        "a block that will be written into is replaced by a copy",
         "copied",
         [True, True, False],
         lambda seen, due: {"no copy": "no-copy", "all copied": "pool-copied"}.get(str(seen), "not-last"),
         fields=silent,
     ),
 ]
-CLAIMS = {"alone": "one sequence that grows", "full": "until no block is free", "shared": "two and more that share blocks",
-          "released": "given up and taken again", "random": f"{len(SCRIPTS['random'][0])} operations drawn at random"}  # fmt: skip
+CLAIMS = {
+    "alone": "one sequence that grows",
+    "full": "until no block is free",
+    "shared": "two and more sequences that share blocks",
+    "released": "released and taken again",
+    "random": f"{len(SCRIPTS['random'][0])} operations drawn at random",
+}
 for name, (script, blocks) in SCRIPTS.items():
     due = truth(script, blocks)
     LOOKS += [
         Look(CLAIMS[name], f"{name} words", due["words"], refused, fields=step(script)),
         Look("released tables are empty", f"{name} left", None, "not-cleared", lambda seen, due: not any(seen),
              lambda seen, due: {"expected": "", "got": ""}),
-        Value("as many blocks are free as can be", f"{name} free", due["free"], "wrong-free", fields=counted(script)),
+        Value("the right number of blocks is free", f"{name} free", due["free"], "wrong-free", fields=counted(script)),
         Value("every token is as it was written", f"{name} wrong", due["wrong"], "wrong-tokens", fields=step(script, "{} tokens wrong")),
     ]  # fmt: skip
 LOOKS += [
     Look("attention: a vector for each head of each query", "form", form(attention(*FIRST)), "attention-form"),
-    Look("what is given stays", "kept", True, "inputs-changed"),
-    Value("equal to attention over one piece", "out", attention(*FIRST), "wrong-attention"),
+    Look("the inputs are not changed", "kept", True, "inputs-changed"),
+    Value("equal to attention over contiguous keys and values", "out", attention(*FIRST), "wrong-attention"),
     Value("other sizes", "others", [attention(*one) for one in OTHERS.values()], "wrong-attention"),
     Look("float32 stays float32", "float32", form(attention(*FIRST).float()), "attention-form"),
     Look("as many operators for six sequences as for two", "more", 0, "operators-grow", lambda seen, due: seen <= due,

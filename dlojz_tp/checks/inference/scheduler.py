@@ -54,7 +54,7 @@ def longest(needed, blocks, most):
 
 # called one after the other
 STATES = {
-    "who waits is let in while there is room": [
+    "waiting requests are let in while there is room": [
         state([5, 8, 9, 4], 0, 5, 9),
         state([5, 8, 9, 4], 0, 8, 9),
         state([1, 4, 16], 0, 6, 9),
@@ -62,7 +62,7 @@ STATES = {
         state([6, 7, 5, 9], 2, 9, 9, size=8),
         state([2, 3, 4], 0, 9, 9, size=1),
     ],
-    "who was sent back brings all it has": [state([9, 10, 11, 13, 4], 2, 10, 9), state([4, 4, 4, 16, 4], 1, 6, 9)],
+    "a request that was sent back needs blocks for all its tokens": [state([9, 10, 11, 13, 4], 2, 10, 9), state([4, 4, 4, 16, 4], 1, 6, 9)],
     "a limit of requests": [state([1] * 9, 0, 20, 4), state([1] * 5, 3, 20, 3), state([3] * 4, 1, 20, 3)],
     "nobody overtakes": [state([5, 20, 4, 4], 1, 6, 9), state([20, 4, 4], 1, 6, 9), state([9, 9, 9, 1], 2, 7, 9)],
     "memory runs out": [
@@ -254,7 +254,7 @@ for name, states in STATES.items():
         Value("", f"{name} to", [due_of(one) for one in states], lists, fields=shown(name)),
         Look("in order of arrival", f"{name} order", [""] * len(states), "order",
              fields=lambda seen, due: none(seen, due) | {"which": next(filter(None, seen))}),
-        Look("requests stay as they are", f"{name} kept", True, "written"),
+        Look("the requests are not changed", f"{name} kept", True, "written"),
     ]  # fmt: skip
 LOOKS.append(Look("one that never fits", "large", ["ValueError"] * 2,
                   lambda seen, due: "never-fits" if "taken" in seen else "other-error"))  # fmt: skip
@@ -262,7 +262,7 @@ for name, (make, blocks, most) in SERVICES.items():
     due = true_times(make(), planned(blocks, most))
     LOOKS += [
         Look(f"served: {name}", f"{name} form", "a list for each number", "times-form"),
-        Look("as many tokens as asked for", f"{name} tokens", {k: len(each) for k, each in sorted(due.items())}, "tokens",
+        Look("the number of tokens that was asked for", f"{name} tokens", {k: len(each) for k, each in sorted(due.items())}, "tokens",
              lambda seen, due: seen == due),
         Value("their times", f"{name} times", flat(due), "wrong-times", fields=of_token(name)),
         Look("done is counted", f"{name} done", True, "not-counted"),

@@ -186,14 +186,14 @@ for name, case in CASES.items():
         Look("a table, a length and a token for each beam", f"{name} rows", [[width] * 3] * (count - 1),
              step_hint,
              fields=lambda seen, due, name=name: {"where": name, "expected": f"{len(due)} steps", "got": f"{len(seen)} steps"}),
-        Look("each token has room in a block of its beam alone", f"{name} trouble", [], says,
+        Look("each token has room, in a block that only its beam holds", f"{name} trouble", [], says,
              fields=lambda seen, due, name=name: {"where": name, "expected": "", "got": ""}),
-        Look("no table is forked when its blocks are free", f"{name} freed", False, "released-first"),
-        Look("no score is lost", f"{name} finite", True, "underflow", fields=here),
+        Look("no table is forked after its blocks were freed", f"{name} freed", False, "released-first"),
+        Look("all scores are finite", f"{name} finite", True, "underflow", fields=here),
         Value("the best continuations", f"{name} texts", torch.tensor(texts).double(), "wrong-beams", fields=here),
         Value("their scores", f"{name} scores", scores, "wrong-scores", within(1e-5), fields=here),
-        Look("no block too many in any step", f"{name} used", needed, "too-many-blocks", fields=blocks(name)),
-        Look("none held at the end", f"{name} left", 0, "kept-at-end", fields=lambda seen, due: {"n": seen}),
+        Look("no more blocks than needed in any step", f"{name} used", needed, "too-many-blocks", fields=blocks(name)),
+        Look("no block is held at the end", f"{name} left", 0, "kept-at-end", fields=lambda seen, due: {"n": seen}),
     ]  # fmt: skip
 
 

@@ -36,7 +36,7 @@ HARD = {  # target, draft, drafted, uniforms: what is kept, the next token's dis
     "a token of probability 0, and a uniform of 0": (HALVES[[0, 1]], TARGET[:1], (3,), (0.0,), 0, one_hot(0)[0]),
     "temperature 0, the target's own": (one_hot(1, 2), DRAFT[:1], (1,), (0.99,), 1, one_hot(2)[0]),
     "temperature 0, another": (one_hot(1, 2), DRAFT[:1], (0,), (0.3,), 0, one_hot(1)[0]),
-    "a token that was hardly to be drafted": (torch.stack([RARE[0], TARGET[0]]), RARE[1:], (0,), (0.45,), 1, TARGET[0]),
+    "a token that the draft hardly ever proposes": (torch.stack([RARE[0], TARGET[0]]), RARE[1:], (0,), (0.45,), 1, TARGET[0]),
     "temperature 0 of both": (one_hot(1, 2, 3), one_hot(1, 0), (1, 0), (0.5, 0.5), 1, one_hot(2)[0]),
 }  # fmt: skip
 
@@ -147,7 +147,7 @@ def hard_hint(seen, due):
     wrong = [name for name, a, b in zip(HARD, seen, due) if not same(a, b)]
     if wrong == ["a token of probability 0, and a uniform of 0"]:
         return "impossible-kept"
-    if wrong == ["a token that was hardly to be drafted"]:
+    if wrong == ["a token that the draft hardly ever proposes"]:
         return "rare-refused"
     return "equal-refused" if wrong and wrong[0] == "draft equal to target" else "wrong-kept"
 
@@ -160,19 +160,19 @@ def sum_hint(seen, due):
 
 PAIR = ["a whole number", shape(TARGET[0])]
 LOOKS = [
-    Look("a number and a distribution, also when all are kept", "form", [PAIR, PAIR], "speculation-form",
+    Look("a number and a distribution, even when all tokens are kept", "form", [PAIR, PAIR], "speculation-form",
          lambda seen, due: seen == due),
-    Look("what is given stays", "changed", [], "inputs-changed", fields=lambda seen, due: {"what": " and ".join(seen)}),
-    Look("the same numbers, the same answer", "again", True, "own-random"),
-    Value("how many are kept", "kept", torch.tensor([float(kept) for *_, kept in TRIED.values()]), "wrong-kept", fields=first_of(TRIED)),
+    Look("the inputs are not changed", "changed", [], "inputs-changed", fields=lambda seen, due: {"what": " and ".join(seen)}),
+    Look("the same inputs give the same answer", "again", True, "own-random"),
+    Value("how many tokens are kept", "kept", torch.tensor([float(kept) for *_, kept in TRIED.values()]), "wrong-kept", fields=first_of(TRIED)),
     Look("draft equal to target, nothing drafted, no token in common, temperature 0", "hard kept",
          torch.tensor([float(case[4]) for case in HARD.values()]), hard_hint, fields=first_of(HARD)),
     Look("a distribution adds up to 1", "sums", [1.0] * len(TRIED), sum_hint, fields=first_of(TRIED)),
-    Value("over all drafts and uniforms of a small model, its tokens have exactly the target's distribution", "joint", JOINT,
+    Value("over all drafts and uniforms of a small model, the tokens have exactly the target's distribution", "joint", JOINT,
           "wrong-next", within(1e-6), silent),
-    Value("the next token where nothing was drafted, nothing is in common, the temperature is 0", "hard",
+    Value("the next token where nothing was drafted, where no token is in common, and at temperature 0", "hard",
           [case[5].double() for case in HARD.values()], "wrong-next", within(1e-6), first_of(HARD)),
-    Look(f"{ROUNDS:,} rounds of {LONG} drafted tokens: counts as the target's", "chi", 75.0, "other-counts", at_most, silent),
+    Look(f"{ROUNDS:,} rounds of {LONG} drafted tokens: the counts match the target", "chi", 75.0, "other-counts", at_most, silent),
 ]  # fmt: skip
 assert all((Fraction(STEPS * a) / Fraction(b)).denominator == 1
            for ours, its in ((FIRST, DRAFTS[0]), *zip(SECOND, DRAFTS[1]))

@@ -45,124 +45,135 @@ bank.slip(2, None, ("new * (new + 1) // 2", "new * (new + 1) / 2"))
 
 bank.slip(2, "nothing-returned", ("return flop, size", "flop, size"))
 
-bank.hint(2, "not-two", "pass_cost returns two numbers, (FLOP, bytes).")
+bank.hint(2, "not-two", "pass_cost must return two numbers, (FLOP, bytes).")
 bank.slip(2, "not-two", ("return flop, size", "return size"), ("flop, moved = pass_cost(config, batch, seen, 1, size)", "flop = moved = pass_cost(config, batch, seen, 1, size)"))  # fmt: skip
 bank.variant(2, "not-two", BY_ROWS, ("return batch * flop, ", "return batch * flop + "))
 
-bank.hint(2, "multiply-add-once", "A multiplication and an addition are two operations: each weight takes 2 FLOP a token, each pair 4 d.")  # fmt: skip
+bank.hint(2, "multiply-add-once", "A multiplication and an addition are two operations: count 2 FLOP for each "
+                                  "weight and token, and 4 d for each pair.")  # fmt: skip
 bank.slip(2, "multiply-add-once", ("2 * weights * new + 4 * d", "weights * new + 2 * d"))
 bank.slip(2, "multiply-add-once", ("2 * weights * new", "weights * new"))
 bank.variant(2, "multiply-add-once", BY_ROWS, ("sum(2 * a * b", "sum(a * b"), ("(2 * k * token + 2 * token * k)", "(k * token + token * k)"))  # fmt: skip
 
-bank.hint(2, "head-forgotten", "The head is missing: d · v weights behind the last block, read and multiplied for each new token.")  # fmt: skip
+bank.hint(2, "head-forgotten", "The head is missing: after the last block, d · v weights are read, and multiplied "
+                               "for each new token.")  # fmt: skip
 bank.slip(2, "head-forgotten", (" + d * config.vocab_size", ""))
 bank.variant(2, "head-forgotten", BY_ROWS, (" + [(d, config.vocab_size)]", ""))
 
-bank.hint(2, "head-once", "The head is counted for one token of each row. Only the last one's logits are needed to go on, but this model computes them for all new tokens.")  # fmt: skip
+bank.hint(2, "head-once", "You count the head for only one token of each row. Only the logits of the last one are "
+                          "needed to go on, but this model computes them for all new tokens.")  # fmt: skip
 bank.slip(2, "head-once", ("2 * weights * new", "2 * weights * new - 2 * d * config.vocab_size * (new - 1)"))
 bank.variant(2, "head-once", BY_CONFIG, ("return 2 * batch * new * weights", "return 2 * batch * (new * weights - (new - 1) * config.width * config.vocab_size)"))  # fmt: skip
 
-bank.hint(2, "one-square", "There are two layers of d · d in a block: queries, and the output of attention.")
+bank.hint(2, "one-square", "A block has two layers of d · d: for the queries and for the output of attention.")
 bank.slip(2, "one-square", ("2 * d * d", "d * d"))
 bank.variant(2, "one-square", BY_ROWS, ("(d, d), (d, d)", "(d, d)"))
 
-bank.hint(2, "pairs-of-key-heads", "The pairs are counted for the g heads of keys. Each of the h heads of queries has its own scores: 4 d a pair, whatever g is.")  # fmt: skip
+bank.hint(2, "pairs-of-key-heads", "You count the pairs for the g key heads. Each of the h query heads has its own "
+                                   "scores: 4 d for each pair, whatever g is.")  # fmt: skip
 bank.slip(2, "pairs-of-key-heads", ("4 * d * config.layers", "4 * shared * config.layers"))
 bank.variant(2, "pairs-of-key-heads", BY_ROWS, ("config.heads * (2", "g * (2"))
 
-bank.hint(2, "pairs-of-one-layer", "The pairs are counted in one layer. Every layer has attention of its own.")
+bank.hint(2, "pairs-of-one-layer", "You count the pairs of one layer. Every layer has its own attention.")
 bank.slip(2, "pairs-of-one-layer", ("4 * d * config.layers", "4 * d"))
 bank.variant(2, "pairs-of-one-layer", BY_ROWS, ("config.layers * config.heads", "config.heads"))
 
-bank.hint(2, "bytes-first", "The first number is that of the bytes. FLOP come first.")
+bank.hint(2, "bytes-first", "The first number is the bytes. Return the FLOP first.")
 bank.slip(2, "bytes-first", ("return flop, size * (weights + 2 * shared * config.layers * batch * (seen + new))", "return size * (weights + 2 * shared * config.layers * batch * (seen + new)), flop"))  # fmt: skip
 bank.variant(2, "bytes-first", BY_CONFIG, ("return 2 * batch * new * weights + 4 * config.layers * config.heads * config.head_size * pairs, (weights + cached) * size", "return (weights + cached) * size, 2 * batch * new * weights + 4 * config.layers * config.heads * config.head_size * pairs"))  # fmt: skip
 
-bank.hint(2, "embedding-counted", "The embedding is counted as if it multiplied. A token looks up one row of it; the head is what has d · v weights to multiply.")  # fmt: skip
+bank.hint(2, "embedding-counted", "You count the embedding as a multiplication. A token only looks up one row of "
+                                  "it; the head is what multiplies by d · v weights.")  # fmt: skip
 bank.slip(2, "embedding-counted", (" + d * config.vocab_size", " + 2 * d * config.vocab_size"))
 bank.variant(2, "embedding-counted", BY_ROWS, (" + [(d, config.vocab_size)]", " + 2 * [(d, config.vocab_size)]"))
 
-bank.hint(2, "all-heads", "Keys and values are counted for all h heads of queries. There are g of them: g · k numbers each, not d.")  # fmt: skip
+bank.hint(2, "all-heads", "You count keys and values for all h query heads. There are only g key heads: g · k "
+                          "numbers for each, not d.")  # fmt: skip
 bank.slip(2, "all-heads", ("2 * d * shared", "2 * d * d"))
 bank.slip(2, "all-heads", ("2 * shared * config", "2 * d * config"))
 bank.slip(2, "all-heads", ("config.groups * config.head_size", "config.width"))
 bank.variant(2, "all-heads", BY_ROWS, ("(d, g * k), (d, g * k)", "(d, d), (d, d)"))
 bank.variant(2, "all-heads", BY_CONFIG, ("2 * config.groups * config.head_size", "2 * config.width"))
 
-bank.hint(2, "two-matrices", "The feed-forward of a Llama has three matrices of d · f: gate, up and down.")
+bank.hint(2, "two-matrices", "The feed-forward of a Llama has three matrices of size d · f: gate, up and down.")
 bank.slip(2, "two-matrices", ("3 * d * config.hidden", "2 * d * config.hidden"))
 bank.variant(2, "two-matrices", BY_ROWS, ("(d, f), (d, f), (f, d)", "(d, f), (f, d)"))
 
-bank.hint(2, "no-attention", "Only the linear layers are counted. Attention adds 4 d FLOP a layer for each pair of a new token and one that it sees.")  # fmt: skip
+bank.hint(2, "no-attention", "You count only the linear layers. Attention adds 4 d FLOP in each layer for each "
+                             "pair of a new token and a token that it sees.")  # fmt: skip
 bank.slip(2, "no-attention", (" + 4 * d * config.layers * pairs", ""))
 bank.variant(
     2, "no-attention", BY_ROWS, ("        flop += config.layers * config.heads * (2 * k * token + 2 * token * k)\n", "")
 )
 
-bank.hint(2, "scores-once", "A pair takes 4 d FLOP a layer: 2 d for the scores of all heads, and as many again where the weights meet the values.")  # fmt: skip
+bank.hint(2, "scores-once", "A pair takes 4 d FLOP in each layer: 2 d for the scores of all heads, and another 2 d "
+                            "where the weights multiply the values.")  # fmt: skip
 bank.slip(2, "scores-once", ("4 * d * config.layers", "2 * d * config.layers"))
 bank.variant(2, "scores-once", BY_ROWS, ("(2 * k * token + 2 * token * k)", "(2 * k * token)"))
 
-bank.hint(2, "not-itself", "A new token sees itself as well: the first of them sees seen + 1 tokens.")
+bank.hint(2, "not-itself", "A new token also sees itself: the first new token sees seen + 1 tokens.")
 bank.slip(2, "not-itself", ("new * (new + 1) // 2", "new * (new - 1) // 2"))
 bank.variant(2, "not-itself", BY_ROWS, ("range(seen + 1, seen + new + 1)", "range(seen, seen + new)"))
 
-bank.hint(2, "hidden-pairs", "Pairs are counted that the mask hides. The new tokens of a row see seen + 1, seen + 2, … tokens: only the last sees all.")  # fmt: skip
+bank.hint(2, "hidden-pairs", "You count pairs that the mask hides. The new tokens of a row see seen + 1, seen + 2, "
+                             "… tokens: only the last one sees all.")  # fmt: skip
 bank.slip(2, "hidden-pairs", ("new * seen + new * (new + 1) // 2", "new * (seen + new)"))
 bank.variant(2, "hidden-pairs", BY_CONFIG, ("sum(range(seen + 1, seen + new + 1))", "(seen + new) * new"))
 
 bank.hint(
-    2, "square-again", "Old tokens ask again here, as if nothing had been cached: only the new ones have queries."
+    2, "square-again", "You count queries for the old tokens, as if nothing were cached. Only the new tokens have "
+                       "queries."
 )
 bank.slip(2, "square-again", ("new * seen + new * (new + 1) // 2", "(seen + new) * (seen + new + 1) // 2"))
 bank.variant(2, "square-again", BY_CONFIG, ("range(seen + 1, seen + new + 1)", "range(seen + new + 1)"))
 
-bank.hint(2, "one-row", "The FLOP of one row are counted: each of the `batch` rows brings tokens of its own.")
+bank.hint(2, "one-row", "You count the FLOP of one row. Each of the `batch` rows has its own tokens.")
 bank.slip(2, "one-row", ("flop = batch * (", "flop = ("))
 bank.variant(2, "one-row", BY_ROWS, ("return batch * flop", "return flop"))
 
-bank.hint(2, "pairs-of-one-row", "The pairs of one row are counted: each of the `batch` rows has its own.")
+bank.hint(2, "pairs-of-one-row", "You count the pairs of one row. Each of the `batch` rows has its own.")
 bank.slip(2, "pairs-of-one-row", ("batch * (2 * weights * new + 4 * d * config.layers * pairs)", "batch * 2 * weights * new + 4 * d * config.layers * pairs"))  # fmt: skip
 bank.variant(2, "pairs-of-one-row", BY_CONFIG, ("pairs = batch *", "pairs ="))
 
 bank.hint(
     2,
     "one-token",
-    "The weights are counted for one token of each row: every one of the `new` tokens meets all of them.",
+    "You count the weights for one token of each row. Each of the `new` tokens is multiplied by all of them.",
 )
 bank.slip(2, "one-token", ("2 * weights * new", "2 * weights"))
 bank.variant(2, "one-token", BY_CONFIG, ("2 * batch * new * weights", "2 * batch * weights"))
 
-bank.hint(2, "weights-again", "The weights are read once in a pass, however many rows and new tokens there are. That is why batches help.")  # fmt: skip
+bank.hint(2, "weights-again", "The weights are read once in a pass, however many rows and new tokens there are. "
+                              "This is why batches help.")  # fmt: skip
 bank.slip(2, "weights-again", ("size * (weights +", "size * (batch * weights +"))
 bank.slip(2, "weights-again", ("size * (weights +", "size * (new * weights +"))
 bank.slip(2, "weights-again", ("size * (weights +", "size * (batch * new * weights +"))
 bank.variant(2, "weights-again", BY_ROWS, ("moved + batch", "batch * moved + batch"))
 
-bank.hint(2, "cache-of-one-row", "Each row has keys and values of its own: their bytes grow with the batch.")
+bank.hint(2, "cache-of-one-row", "Each row has its own keys and values: their bytes grow with the batch.")
 bank.slip(2, "cache-of-one-row", ("config.layers * batch * (seen", "config.layers * (seen"))
 bank.variant(2, "cache-of-one-row", BY_ROWS, ("moved + batch * kept * seen + batch * kept * new", "moved + kept * seen + kept * new"))  # fmt: skip
 
-bank.hint(2, "keys-alone", "A token leaves a key *and* a value in each layer: 2 g k numbers.")
+bank.hint(2, "keys-alone", "Each token stores a key *and* a value in each layer: 2 g k numbers.")
 bank.slip(2, "keys-alone", ("2 * shared * config", "shared * config"))
 bank.variant(2, "keys-alone", BY_ROWS, ("config.layers * 2 * g", "config.layers * g"))
 
-bank.hint(2, "one-layer", "Each layer has keys and values of its own: the cache is counted for one layer.")
+bank.hint(2, "one-layer", "You count the cache of one layer. Each layer has its own keys and values.")
 bank.slip(2, "one-layer", ("shared * config.layers *", "shared *"))
 bank.variant(2, "one-layer", BY_ROWS, ("kept = config.layers * ", "kept = "))
 
-bank.hint(2, "no-cache", "The weights alone are counted: keys and values of all tokens are read or written as well.")
+bank.hint(2, "no-cache", "You count only the weights. The keys and values of all tokens are also read or written.")
 bank.slip(2, "no-cache", ("(weights + 2 * shared * config.layers * batch * (seen + new))", "weights"))
 bank.variant(2, "no-cache", BY_ROWS, (" + batch * kept * seen + batch * kept * new", ""))
 
-bank.hint(2, "new-unwritten", "The new tokens' keys and values are missing among the bytes: they are written.")
+bank.hint(2, "new-unwritten", "The bytes lack the keys and values of the new tokens: they are written.")
 bank.slip(2, "new-unwritten", ("batch * (seen + new))", "batch * seen)"))
 bank.variant(2, "new-unwritten", BY_ROWS, (" + batch * kept * new", ""))
 
 bank.hint(
     2,
     "old-unread",
-    "Only the new tokens' keys and values are counted. Those of all tokens before them are read in each pass.",
+    "You count only the keys and values of the new tokens. Those of all earlier tokens are read in each pass.",
 )
 bank.slip(2, "old-unread", ("batch * (seen + new))", "batch * new)"))
 bank.variant(2, "old-unread", BY_ROWS, (" + batch * kept * seen", ""))
@@ -170,23 +181,26 @@ bank.variant(2, "old-unread", BY_ROWS, (" + batch * kept * seen", ""))
 bank.hint(
     2,
     "numbers-not-bytes",
-    "These are not the bytes of so many numbers: each has `size`, which is given and may be 1, 2, 4 or 8.",
+    "The number of bytes is wrong. Each number takes `size` bytes, an argument that may be 1, 2, 4 or 8.",
 )
 bank.slip(2, "numbers-not-bytes", ("size * (weights", "(weights"))
 bank.slip(2, "numbers-not-bytes", ("size * (weights", "4 * (weights"))
 bank.variant(2, "numbers-not-bytes", BY_CONFIG, ("(weights + cached) * size", "weights + cached"))
 
-bank.hint(2, "wrong-flop", "FLOP: for each row and new token 2 for each weight of the linear layers, and in each layer 4 d for each token that it sees.")  # fmt: skip
+bank.hint(2, "wrong-flop", "FLOP: for each row and new token, count 2 for each weight of the linear layers, and in "
+                           "each layer 4 d for each token that it sees.")  # fmt: skip
 bank.slip(2, "wrong-flop", ("4 * d * config.layers * pairs", "4 * d * config.layers * pairs * new * 5"))
 bank.slip(2, "wrong-flop", ("new * seen + new * (new + 1) // 2", "new * (seen + new) // 2"))
 bank.slip(2, "wrong-flop", ("4 * d * config.layers", "4 * config.head_size * config.layers"))
 bank.variant(2, "wrong-flop", BY_ROWS, ("config.layers * config.heads * (2", "config.layers**3 * config.heads**3 * (2"))
 
-bank.hint(2, "wrong-bytes", "Bytes: each weight of the linear layers once, and keys and values of seen + new tokens, in each layer and row.")  # fmt: skip
+bank.hint(2, "wrong-bytes", "Bytes: count each weight of the linear layers once, and the keys and values of seen + "
+                            "new tokens in each layer and row.")  # fmt: skip
 bank.slip(2, "wrong-bytes", ("(seen + new))", "(seen + new) ** 3)"))
 bank.variant(2, "wrong-bytes", BY_ROWS, ("batch * kept * new", "batch * kept * 77 * (seen + 5)"))
 
-bank.hint(2, "one-after-the-other", "Reading and computing are added up. They go on at the same time: the slower one counts.")  # fmt: skip
+bank.hint(2, "one-after-the-other", "You add the times for reading and computing. Both happen at the same time: "
+                                    "the slower one counts.")  # fmt: skip
 bank.slip(2, "one-after-the-other", ("max(flop / peak, moved / bandwidth)", "(flop / peak + moved / bandwidth)"))
 bank.variant(2, "one-after-the-other", BY_CONFIG, ("min(batch / (flop / peak), batch / (moved / bandwidth))", "1 / (flop / peak / batch + moved / bandwidth / batch)"))  # fmt: skip
 
@@ -194,24 +208,26 @@ bank.hint(2, "faster-side", "The pass ends when its slower part ends: the maximu
 bank.slip(2, "faster-side", ("max(", "min("))
 bank.variant(2, "faster-side", BY_ROWS, ("> peak / bandwidth", "< peak / bandwidth"))
 
-bank.hint(2, "passes-a-second", "These are passes a second. Each of the `batch` rows gets a token in every pass.")
+bank.hint(2, "passes-a-second", "You return passes per second. Each of the `batch` rows gets a token in every pass.")
 bank.slip(2, "passes-a-second", ("return batch / max", "return 1 / max"))
 bank.variant(2, "passes-a-second", BY_ROWS, ("return batch * peak", "return peak"), ("return batch * bandwidth", "return bandwidth"))  # fmt: skip
 
-bank.hint(2, "seconds-a-token", "These are seconds: tokens a second are the batch, divided by the seconds of a pass.")
+bank.hint(2, "seconds-a-token", "You return seconds. Tokens per second are the batch divided by the seconds of a pass.")
 bank.slip(2, "seconds-a-token", ("return batch / max(flop / peak, moved / bandwidth)", "return max(flop / peak, moved / bandwidth) / batch"))  # fmt: skip
 bank.variant(2, "seconds-a-token", BY_ROWS, ("return batch * peak / flop", "return flop / peak / batch"), ("return batch * bandwidth / moved", "return moved / bandwidth / batch"))  # fmt: skip
 
-bank.hint(2, "swapped", "Peak and bandwidth have changed places: FLOP are divided by the peak, bytes by the bandwidth.")
+bank.hint(2, "swapped", "You swapped peak and bandwidth: divide the FLOP by the peak, and the bytes by the bandwidth.")
 bank.slip(2, "swapped", ("flop / peak, moved / bandwidth", "flop / bandwidth, moved / peak"))
 bank.variant(2, "swapped", BY_CONFIG, ("(flop / peak), batch / (moved / bandwidth)", "(flop / bandwidth), batch / (moved / peak)"))  # fmt: skip
 
-bank.hint(2, "one-side", "Only one side of the roofline is taken: the pass takes as long as the slower of arithmetic and memory.")  # fmt: skip
+bank.hint(2, "one-side", "You use only one side of the roofline. The pass takes as long as the slower of "
+                         "arithmetic and memory.")  # fmt: skip
 bank.slip(2, "one-side", ("max(flop / peak, moved / bandwidth)", "(flop / peak)"))
 bank.slip(2, "one-side", ("max(flop / peak, moved / bandwidth)", "(moved / bandwidth)"))
 bank.variant(2, "one-side", BY_ROWS, ("if flop / moved > peak / bandwidth", "if flop"))
 
-bank.hint(2, "wrong-speed", "Tokens a second: the batch, divided by the seconds of a pass with one new token a row (new = 1), the larger of FLOP / peak and bytes / bandwidth.")  # fmt: skip
+bank.hint(2, "wrong-speed", "Tokens per second: divide the batch by the seconds of a pass with one new token in "
+                            "each row (new = 1). These are the larger of FLOP / peak and bytes / bandwidth.")  # fmt: skip
 bank.slip(2, "wrong-speed", ("flop / peak, moved / bandwidth", "peak / flop, bandwidth / moved"))
 bank.slip(2, "wrong-speed", ("pass_cost(config, batch, seen, 1, size)", "pass_cost(config, batch, seen, 0, size)"))
 bank.variant(

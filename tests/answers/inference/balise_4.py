@@ -97,30 +97,34 @@ bank.text(
 bank.slip(4, "nothing-returned", ("    return queue[len(running) :], running\n", ""))
 bank.slip(4, "nothing-returned", ("    return times\n", ""))
 
-bank.hint(4, "lists-form", "schedule returns two lists of requests: who waits, and who runs.")
+bank.hint(4, "lists-form", "schedule must return two lists of requests: those that wait, and those that run.")
 bank.slip(4, "lists-form", ("return queue[len(running) :], running", "return running"))
 bank.slip(4, "lists-form", ("return queue[len(running) :], running", "return tuple(queue[len(running) :]), tuple(running)"))  # fmt: skip
 bank.variant(4, "lists-form", SUMS, ("return queue[k:], queue[:k]", "return queue[k:], iter(queue[:k])"))
 
-bank.hint(4, "lost", "A request is in neither list: nobody will ever think of it again. (If another is there twice, it has overtaken this one: stop at the first that does not fit.)")
+bank.hint(4, "lost", "A request is in neither list, so it will never be served. (If another one is there twice, it "
+                     "has overtaken this one: stop at the first that doesn't fit.)")
 bank.slip(4, "lost", ("return queue[len(running) :], running", "return queue[len(running) + 1 :], running"))
 bank.slip(4, "lost", ("queue, running, free = running + waiting, [], blocks", "queue, running, free = waiting, [], blocks"))  # fmt: skip
 bank.variant(4, "lost", IN_PLACE, ("waiting.insert(0, running.pop())", "running.pop()"))
 
-bank.hint(4, "twice", "A request is in the lists twice. It would be computed twice, and take the memory of another.")
+bank.hint(4, "twice", "A request is in the lists twice. It would be computed twice, and take memory from another one.")
 bank.slip(4, "twice", ("return queue[len(running) :], running", "return queue, running"))
 bank.slip(4, "twice", ("return queue[len(running) :], running", "return waiting, running"))
 bank.variant(4, "twice", IN_PLACE, ("running.append(waiting.pop(0))", "running.append(waiting[0])"), ("while waiting and len(running) < most and used", "if waiting and len(running) < most and used"))  # fmt: skip
 
-bank.hint(4, "wrong-turn", "{where}: {got}, where {expected} is due. Start requests from the front of the queue while there is room; all requests after them wait.")
+bank.hint(4, "wrong-turn", "{where}: you get {got} instead of {expected}. Start requests from the front of the "
+                           "queue while there is room; all requests after them wait.")
 bank.slip(4, "wrong-turn", ("if needed > free or", "if needed > free - (len(running) > 2) or"))
 bank.variant(4, "wrong-turn", SUMS, ("k = min(k, most)", "k = max(min(k, most) - (len(queue) > 5), 0)"))
 
-bank.hint(4, "turned-round", "Who should wait runs, and who should run waits. Return (waiting, running), in this order.")  # fmt: skip
+bank.hint(4, "turned-round", "Requests that should wait run, and those that should run wait. Return (waiting, "
+                             "running), in this order.")  # fmt: skip
 bank.slip(4, "turned-round", ("return queue[len(running) :], running", "return running, queue[len(running) :]"))
 bank.variant(4, "turned-round", SUMS, ("return queue[k:], queue[:k]", "return queue[:k], queue[k:]"))
 
-bank.hint(4, "overtakes", "A small request that came later took the room which a large one waits for. If that goes on, the large one never runs: stop at the first that does not fit.")  # fmt: skip
+bank.hint(4, "overtakes", "A small request that came later took the room that a large one is waiting for. If this "
+                          "goes on, the large one never runs: stop at the first request that doesn't fit.")  # fmt: skip
 bank.slip(4, "overtakes", ("        if needed > free or len(running) == most:\n            break\n", "        if needed > free or len(running) == most:\n            continue\n"), ("return queue[len(running) :], running", "return [one for one in queue if one not in running], running"))  # fmt: skip
 OVERTAKING = """    for one in list(waiting):
         if len(running) < most and used + need(one, size) <= blocks:
@@ -133,7 +137,8 @@ OVERTAKING = """    for one in list(waiting):
 def serve"""
 bank.variant(4, "overtakes", IN_PLACE, ("    while waiting and len(running) < most and used + need(waiting[0], size) <= blocks:\n        running.append(waiting.pop(0))\n        used += need(running[-1], size)\n    return waiting, running\n\n\ndef serve", OVERTAKING))  # fmt: skip
 
-bank.hint(4, "first-goes-back", "Memory ran out, and the one that came first was sent back. It has waited longest, and has most to compute anew: the one that came last goes.")  # fmt: skip
+bank.hint(4, "first-goes-back", "Memory ran out, and you sent back the request that came first. It has waited "
+                                "longest and has most to compute again: send back the one that came last.")  # fmt: skip
 FIRST_BACK = """
 def schedule(waiting, running, blocks, size, most):
     needs = lambda group: sum(-(-(one.prompt + one.done) // size) for one in group)
@@ -151,17 +156,20 @@ SERVE = "\n\ndef serve" + IN_PLACE.split("def serve")[1]
 bank.text(4, "first-goes-back", FIRST_BACK + SERVE)
 bank.variant(4, "first-goes-back", IN_PLACE, ("waiting.insert(0, running.pop())", "waiting.insert(0, running.pop(0))"))
 
-bank.hint(4, "no-limit", "{got}, where {expected} is due ({where}). No more than `most` requests run together, and no fewer if there is room.")
+bank.hint(4, "no-limit", "You get {got} instead of {expected} ({where}). No more than `most` requests may run "
+                         "together, and no fewer if there is room.")
 bank.slip(4, "no-limit", (" or len(running) == most:", ":"))
 bank.slip(4, "no-limit", ("len(running) == most", "len(running) > most"))
 bank.slip(4, "no-limit", ("len(running) == most", "len(running) == most - 1"))
 bank.variant(4, "no-limit", SUMS, ("    k = min(k, most)\n", ""))
 
-bank.hint(4, "prompt-alone", "The blocks of what was generated are not counted. A sequence grows with each step, and one that was sent back brings all its tokens: prompt + done.")  # fmt: skip
+bank.hint(4, "prompt-alone", "You don't count the blocks of the generated tokens. A sequence grows with each step, "
+                             "and a request that was sent back needs blocks for all its tokens: prompt + done.")  # fmt: skip
 bank.slip(4, "prompt-alone", ("-(-(request.prompt + request.done) // size)", "-(-request.prompt // size)"))
 bank.variant(4, "prompt-alone", IN_PLACE, ("(request.prompt + request.done + size - 1)", "(request.prompt + size - 1)"))
 
-bank.hint(4, "not-rounded", "A block that is begun is taken whole. Count blocks for each request alone, rounded up, and none for a token that comes only after the step.")  # fmt: skip
+bank.hint(4, "not-rounded", "A block is taken whole, even if it is only begun. Count blocks for each request "
+                            "separately, rounded up, and none for a token that comes only after the step.")  # fmt: skip
 bank.slip(4, "not-rounded", ("-(-(request.prompt + request.done) // size)", "(request.prompt + request.done) // size"))
 bank.slip(4, "not-rounded", ("-(-(request.prompt + request.done) // size)", "(request.prompt + request.done) / size"))
 bank.slip(
@@ -169,12 +177,13 @@ bank.slip(
 )
 bank.variant(4, "not-rounded", IN_PLACE, ("(request.prompt + request.done + size - 1) // size", "(request.prompt + request.done + size) // size"))  # fmt: skip
 
-bank.hint(4, "tokens-for-blocks", "Tokens are compared with blocks: a block holds `size` of them.")
+bank.hint(4, "tokens-for-blocks", "You compare tokens with blocks. A block holds `size` tokens.")
 bank.slip(4, "tokens-for-blocks", ("-(-(request.prompt + request.done) // size)", "request.prompt + request.done"), ("if needed > blocks:", "if needed > blocks * size:"))  # fmt: skip
 bank.variant(4, "tokens-for-blocks", IN_PLACE, ("(request.prompt + request.done + size - 1) // size", "request.prompt + request.done"), ("need(waiting[0], size) > blocks:\n", "need(waiting[0], size) > blocks * size:\n"))  # fmt: skip
 
 bank.hint(
-    4, "never-back", "Those who run went on though their blocks are more than there are: somebody has to go back."
+    4, "never-back", "The running requests went on although they need more blocks than there are. At least one of "
+                     "them must be sent back."
 )
 NEVER_BACK = """
 def schedule(waiting, running, blocks, size, most):
@@ -193,7 +202,8 @@ def schedule(waiting, running, blocks, size, most):
 bank.text(4, "never-back", NEVER_BACK + SERVE)
 bank.variant(4, "never-back", IN_PLACE, ("while running and (sum(need(one, size) for one in running) > blocks or len(running) > most):", "while len(running) > most:"))  # fmt: skip
 
-bank.hint(4, "all-go-back", "Memory ran out, and more were sent back than had to go. Each of them computes all its tokens anew.")  # fmt: skip
+bank.hint(4, "all-go-back", "Memory ran out, and you sent back more requests than necessary. Each of them must "
+                            "compute all its tokens again.")  # fmt: skip
 ALL_BACK = NEVER_BACK.replace(
     "    for one in list",
     "    if used > blocks:\n        return running[1:] + waiting, running[:1]\n    for one in list",
@@ -201,17 +211,20 @@ ALL_BACK = NEVER_BACK.replace(
 bank.text(4, "all-go-back", ALL_BACK + SERVE)
 bank.variant(4, "all-go-back", SUMS, ("    k = sum(1", "    if sum(needs[: len(running)]) > blocks:\n        return queue[1:], queue[:1]\n    k = sum(1"))  # fmt: skip
 
-bank.hint(4, "nobody-joins", "Nobody joins as long as somebody runs: these are static batches. Look at the queue before each step.")  # fmt: skip
+bank.hint(4, "nobody-joins", "No request joins as long as another one runs: these are static batches. Look at the "
+                             "queue before each step.")  # fmt: skip
 bank.slip(4, "nobody-joins", ("queue, running, free = running + waiting, [], blocks", "queue, left, running, free = running or waiting, waiting if running else [], [], blocks"), ("return queue[len(running) :], running", "return queue[len(running) :] + left, running"))  # fmt: skip
 bank.variant(4, "nobody-joins", IN_PLACE, ("    used = sum(need(one, size) for one in running)\n", "    if running:\n        return waiting, running\n    used = 0\n"))  # fmt: skip
 
-bank.hint(4, "order", "The list of who is {which} is not in order of arrival. One that was sent back came before all who wait, and so it stands before them.")  # fmt: skip
+bank.hint(4, "order", "The list of {which} requests is not in order of arrival. A request that was sent back came "
+                      "before all those that wait, so it belongs before them.")  # fmt: skip
 bank.slip(4, "order", ("return queue[len(running) :], running", "left = queue[len(running) :]\n    return [one for one in left if not one.done] + [one for one in left if one.done], running"))  # fmt: skip
 bank.slip(4, "order", ("return queue[len(running) :], running", "return queue[len(running) :], running[::-1]"))
 bank.slip(4, "order", ("return queue[len(running) :], running", "return sorted(queue[len(running) :], key=lambda one: one.number), running"))  # fmt: skip
 bank.variant(4, "order", IN_PLACE, ("waiting.insert(0, running.pop())", "waiting.append(running.pop())"), ("    if waiting and need(waiting[0], size) > blocks", "    back = sum(one.done > 0 and len(running) > 0 and waiting[0].arrival > one.arrival for one in waiting)\n    if back:\n        return waiting, running\n    if waiting and need(waiting[0], size) > blocks"))  # fmt: skip
 
-bank.hint(4, "written", "schedule changed a request. What was generated is not lost when one is sent back, and to count is the work of serve.")  # fmt: skip
+bank.hint(4, "written", "schedule changed a request. Generated tokens are not lost when a request is sent back, "
+                        "and counting them is the work of serve.")  # fmt: skip
 bank.slip(4, "written", ("        free -= needed\n", "        free -= needed\n        request.done += 1\n"))
 bank.slip(4, "written", ("            break\n", "            request.done = 0\n            break\n"))
 bank.variant(
@@ -221,95 +234,112 @@ bank.variant(
     ("    return queue[k:], queue[:k]", "    for r in queue[k:]:\n        r.done = 0\n    return queue[k:], queue[:k]"),
 )
 
-bank.hint(4, "never-fits", "A request that needs more than all blocks was put back in the queue, and holds up all others for ever. Raise a ValueError.")  # fmt: skip
+bank.hint(4, "never-fits", "You put a request that needs more than all blocks back in the queue, where it blocks "
+                           "all others forever. Raise a ValueError.")  # fmt: skip
 REFUSED = '        if needed > blocks:\n            raise ValueError(f"request {request.number} needs {needed} blocks, there are {blocks}")\n'
 bank.slip(4, "never-fits", (REFUSED, ""))
 bank.variant(4, "never-fits", SUMS, ("needs[0] > blocks", "needs[0] > 1000"))
 
-bank.hint(4, "other-error", "One that never fits ends in {got}. A ValueError is due, which says which request it is.")
+bank.hint(4, "other-error", "A request that never fits ends in {got}. Raise a ValueError that says which request "
+                            "it is.")
 bank.slip(4, "other-error", ("raise ValueError", "raise MemoryError"))
 bank.slip(4, "other-error", ("            raise ValueError(f\"request {request.number} needs {needed} blocks, there are {blocks}\")\n", "            assert False, request.number\n"))  # fmt: skip
 bank.variant(
     4, "other-error", IN_PLACE, ("raise ValueError(waiting[0].number)", "raise RuntimeError(waiting[0].number)")
 )
 
-bank.hint(4, "fits", "A ValueError where each request fits. It is due only where a request alone needs more than all blocks: prompt + done tokens, in blocks of `size`. "
-          "As many as there are still fit.")  # fmt: skip
+bank.hint(4, "fits", "You raise a ValueError although each request fits. Raise it only if a single request needs "
+                     "more than all blocks: prompt + done tokens, in blocks of `size`. A request that needs "
+                     "exactly all blocks still fits.")  # fmt: skip
 bank.slip(4, "fits", ("if needed > blocks:", "if needed >= blocks:"))
 bank.slip(4, "fits", ("-(-(request.prompt + request.done) // size)", "-(-(request.prompt + request.output) // size)"))
 bank.slip(4, "fits", ("-(-(request.prompt + request.done) // size)", "request.prompt + request.done"))
 bank.variant(4, "fits", SUMS, ("needs[0] > blocks", "sum(needs) > blocks"))
 
-bank.hint(4, "times-form", "serve returns a dictionary: for each number the list of the times of its tokens.")
+bank.hint(4, "times-form", "serve must return a dictionary: for each request number, the list of the times of its "
+                           "tokens.")
 bank.slip(4, "times-form", ("    return times\n", "    return list(times.values())\n"))
 bank.slip(4, "times-form", ("    return times\n", "    return {number: each[-1] for number, each in times.items()}\n"))
 bank.variant(4, "times-form", SUMS, ("    return out\n", "    return list(out.items())\n"))
 
-bank.hint(4, "tokens", "Not every request got as many tokens as it asked for: {got}, where {expected} are due (number: tokens). Who has them all leaves, and who has not stays or waits.")  # fmt: skip
+bank.hint(4, "tokens", "Not every request got as many tokens as it asked for: {got} instead of {expected} (number: "
+                       "tokens). A request that has all its tokens leaves; one that doesn't stays or waits.")  # fmt: skip
 bank.slip(4, "tokens", ("one.done < one.output]", "one.done <= one.output]"))
 bank.slip(4, "tokens", ("while coming or waiting or running:", "while coming or waiting:"))
 bank.slip(4, "tokens", ("        running = [one for one in running if one.done < one.output]\n", "        running = [one for one in running if one.done < one.output - 1]\n"))  # fmt: skip
 bank.variant(4, "tokens", SUMS, ("while heap or waiting or running:", "while heap or running:"), ("if not (waiting or running) and heap[0][0] > now", "if not (waiting or running) and heap and heap[0][0] > now"))  # fmt: skip
 
-bank.hint(4, "never-leaves", "serve takes step after step, long after everybody has all tokens: who has as many as asked for leaves `running`, and the loop ends when nobody is left.")  # fmt: skip
+bank.hint(4, "never-leaves", "serve takes step after step, long after all requests have all their tokens. A "
+                             "request that has as many as it asked for must leave `running`, and the loop must end "
+                             "when no request is left.")  # fmt: skip
 bank.slip(4, "never-leaves", ("        running = [one for one in running if one.done < one.output]\n", ""))
 bank.variant(4, "never-leaves", SUMS, ("if r.done < r.output:", "if r.done:"))
 
-bank.hint(4, "wrong-times", "{where}: it came at {got}, and {expected} is due. The clock advances once a step, by the time that all tokens of the step take.")
+bank.hint(4, "wrong-times", "{where}: it came at {got} instead of {expected}. The clock advances once in each "
+                            "step, by the time that all tokens of the step take.")
 bank.slip(4, "wrong-times", ("        waiting, running = plan(waiting, running)\n", "        waiting, running = plan(waiting, running)\n        now += 0.125\n"))  # fmt: skip
 bank.variant(4, "wrong-times", SUMS, ("now += seconds(sum(cost))", "now += max(seconds(one) for one in cost)"))
 
 bank.hint(
-    4, "clock-anew", "The clock begins anew with each step: a step takes its seconds, and the clock goes on by them."
+    4, "clock-anew", "The clock starts again with each step. Add the seconds of each step to it."
 )
 bank.slip(4, "clock-anew", ("now += seconds(", "now = seconds("))
 bank.variant(4, "clock-anew", IN_PLACE, ("clock = clock + seconds(tokens)", "clock = seconds(tokens)"))
 
-bank.hint(4, "steps-alone", "Each request is given a step of its own: together they share one, which reads the weights once. Add up their tokens, and ask once for the seconds.")  # fmt: skip
+bank.hint(4, "steps-alone", "You give each request its own step. Together they share one step, which reads the "
+                            "weights once: add up their tokens, and ask for the seconds once.")  # fmt: skip
 bank.slip(4, "steps-alone", ("seconds(sum(1 if one in before else one.prompt + one.done for one in running))", "sum(seconds(1 if one in before else one.prompt + one.done) for one in running)"))  # fmt: skip
 bank.variant(4, "steps-alone", IN_PLACE, ("tokens += 1 if one.number in there else one.prompt + one.done", "clock += seconds(1 if one.number in there else one.prompt + one.done)"), ("        clock = clock + seconds(tokens)\n", ""))  # fmt: skip
 
-bank.hint(4, "since-arrival", "These are seconds since each request arrived. The times are those of the clock, which begins at 0 for all.")  # fmt: skip
+bank.hint(4, "since-arrival", "These are seconds since the arrival of each request. Return the times of the clock, "
+                              "which starts at 0 for all.")  # fmt: skip
 bank.slip(4, "since-arrival", ("append(now)", "append(now - one.arrival)"))
 bank.variant(4, "since-arrival", SUMS, ("append(now)", "append(now - r.arrival)"))
 
-bank.hint(4, "begin-of-step", "A token is there when its step ends, not when it begins: first the clock goes on.")
+bank.hint(4, "begin-of-step", "A token is ready when its step ends, not when it begins: advance the clock first.")
 BEFORE = "        now += seconds(sum(1 if one in before else one.prompt + one.done for one in running))\n"
 bank.slip(4, "begin-of-step", (BEFORE, ""), ("        running = [one for one in running if one.done <", "        now += seconds(sum(1 if one in before else one.prompt + one.done - 1 for one in running))\n        running = [one for one in running if one.done <"))  # fmt: skip
 bank.variant(4, "begin-of-step", SUMS, ("now += seconds(sum(cost))", "then, now = now, now + seconds(sum(cost))"), ("append(now)", "append(then)"))  # fmt: skip
 
-bank.hint(4, "prompts-free", "A step that computes a prompt costs as little as one with a single token. Who joins has all its tokens computed: prompt + done.")  # fmt: skip
+bank.hint(4, "prompts-free", "A step that computes a prompt takes no longer than a step with a single token. A "
+                             "request that joins must compute all its tokens: prompt + done.")  # fmt: skip
 bank.slip(4, "prompts-free", ("sum(1 if one in before else one.prompt + one.done for one in running)", "len(running)"))
 bank.slip(4, "prompts-free", ("        before = running\n        waiting, running = plan(waiting, running)\n", "        waiting, running = plan(waiting, running)\n        before = running\n"))  # fmt: skip
 bank.variant(4, "prompts-free", SUMS, ("1 if id(r) in old else r.prompt + r.done", "1"))
 
-bank.hint(4, "computed-each-step", "Every step costs all tokens of everybody. Who took part in the step before has its keys and values still: it computes 1.")  # fmt: skip
+bank.hint(4, "computed-each-step", "Every step costs all tokens of all requests. A request that took part in the "
+                                   "previous step still has its keys and values: it computes 1 token.")  # fmt: skip
 bank.slip(4, "computed-each-step", ("1 if one in before else one.prompt + one.done", "one.prompt + one.done"))
 bank.variant(4, "computed-each-step", SUMS, ("1 if id(r) in old else r.prompt + r.done", "r.prompt + r.done"))
 
-bank.hint(4, "back-for-free", "One that was sent back returned for one token, or for its prompt alone. Its blocks are gone: all its tokens, prompt + done, are computed anew.")  # fmt: skip
+bank.hint(4, "back-for-free", "A request that was sent back returned for the cost of one token, or of its prompt "
+                              "alone. Its blocks are gone: it must compute all its tokens again, prompt + done.")  # fmt: skip
 bank.slip(4, "back-for-free", ("1 if one in before else one.prompt + one.done", "1 if one.done else one.prompt"))
 bank.slip(4, "back-for-free", ("1 if one in before else one.prompt + one.done", "1 if one in before else one.prompt"))
 bank.variant(4, "back-for-free", SUMS, ("1 if id(r) in old else r.prompt + r.done", "1 if id(r) in old else r.prompt"))
 
-bank.hint(4, "no-wait-for-arrival", "A request had tokens before it arrived, or while nobody was there the clock stood still: it has to go on to the next arrival.")  # fmt: skip
+bank.hint(4, "no-wait-for-arrival", "Either a request had tokens before it arrived, or the clock stood still while "
+                                    "there were no requests: it must jump to the next arrival.")  # fmt: skip
 bank.slip(4, "no-wait-for-arrival", ("            now = max(now, coming[0].arrival)\n", "            pass\n"), ("while coming and coming[0].arrival <= now:", "while coming and (coming[0].arrival <= now or not waiting and not running):"))  # fmt: skip
 bank.slip(4, "no-wait-for-arrival", ("while coming and coming[0].arrival <= now:", "while coming:"))
 bank.variant(4, "no-wait-for-arrival", SUMS, (" and heap[0][0] > now", " and heap[0][0] < now"), ("while heap and heap[0][0] <= now:", "while heap and (heap[0][0] <= now or not (waiting or running)):"))  # fmt: skip
 
-bank.hint(4, "clock-set-back", "The clock was set to an arrival that lies in the past, or although somebody was there to be served.")  # fmt: skip
+bank.hint(4, "clock-set-back", "You set the clock to an arrival in the past, or to an arrival although there was "
+                               "still a request to serve.")  # fmt: skip
 bank.slip(4, "clock-set-back", ("        if not waiting and not running:\n            now = max(now, coming[0].arrival)\n", "        if coming:\n            now = max(now, coming[0].arrival)\n"))  # fmt: skip
 bank.slip(4, "clock-set-back", ("        if not waiting and not running:\n            now = max(now, coming[0].arrival)\n", "        if not waiting and not running:\n            now = coming[0].arrival\n"))  # fmt: skip
 bank.variant(4, "clock-set-back", SUMS, ("if not (waiting or running) and heap[0][0] > now:", "if heap and heap[0][0] > now:"))  # fmt: skip
 
-bank.hint(4, "not-sorted", "The requests came in no order, and one that came early waited for one that came late. Sort them by arrival.")  # fmt: skip
+bank.hint(4, "not-sorted", "The requests were not sorted, and an early one waited for a late one. Sort them by "
+                           "arrival.")  # fmt: skip
 bank.slip(4, "not-sorted", ("sorted(requests, key=lambda one: one.arrival)", "list(requests)"))
 bank.slip(4, "not-sorted", ("key=lambda one: one.arrival", "key=lambda one: one.number"))
 bank.variant(
     4, "not-sorted", SUMS, ("    heapq.heapify(heap)\n", "    pop = heap.pop\n"), ("heapq.heappop(heap)", "heap.pop(0)")
 )
 
-bank.hint(4, "not-counted", "At the end `done` of a request is not its `output`: a scheduler that asks for it sees a sequence that never grows.")  # fmt: skip
+bank.hint(4, "not-counted", "At the end, `done` of a request is not its `output`. A scheduler that reads it sees a "
+                            "sequence that never grows.")  # fmt: skip
 bank.slip(4, "not-counted", ("coming, waiting, running, now = sorted(requests,", "requests = [dataclasses.replace(one) for one in requests]\n    coming, waiting, running, now = sorted(requests,"))  # fmt: skip
 bank.variant(
     4, "not-counted", SUMS, ("heap = [", "requests = [dataclasses.replace(r) for r in requests]\n    heap = [")

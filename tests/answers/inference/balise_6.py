@@ -79,17 +79,20 @@ bank.slip(6, "result-form", ("return texts, scores", "return texts, scores[:, No
 bank.slip(6, "result-form", ("range(length, length + count - 1)", "range(length, length + count)"), ("    return texts, scores", "    return texts, scores"))  # fmt: skip
 bank.variant(6, "result-form", BACKWARDS, ("return texts, total", "return texts.T, total"))
 
-bank.hint(6, "steps", "The model was asked {got} where {expected} are due: the logits of the prompt give the first token, and nobody needs those that follow the last.")  # fmt: skip
+bank.hint(6, "steps", "You called the model for {got} instead of {expected}: the logits of the prompt give the "
+                      "first token, and the logits after the last token are not needed.")  # fmt: skip
 bank.slip(6, "steps", ("    for each in tables:\n        pool.release(each)\n    return", "    for each in tables:\n        pool.extend(each, length + count - 1, 1)\n    step(tables, [length + count - 1] * width, tokens)\n    for each in tables:\n        pool.release(each)\n    return"))  # fmt: skip
 bank.slip(6, "steps", ("range(length, length + count - 1)", "range(length, length + count)"), ("return texts, scores", "return texts[:, :count], scores"))  # fmt: skip
 bank.variant(6, "steps", LISTS, ("    for _, _, own in beams:\n        pool.release", "    for _, text, own in beams:\n        pool.extend(own, length + count - 1, 1)\n        step([own], [length + count - 1], torch.tensor(text[-1:]))\n        pool.release"))  # fmt: skip
 
-bank.hint(6, "step-rows", "step takes all beams together: a table, a length and a token for each. One step of many costs little more than of one.")  # fmt: skip
+bank.hint(6, "step-rows", "step takes all beams together: a table, a length and a token for each. One step with "
+                          "many beams costs little more than a step with one.")  # fmt: skip
 bank.slip(6, "step-rows", ("step(tables, [at] * width, tokens)", "step(tables, [at], tokens)"), ("following =", "each = None\n        following ="), ("following.shape[1], best", "following.shape[1] % len(tables), best"))  # fmt: skip
 bank.slip(6, "step-rows", ("step(tables, [at] * width, tokens)", "torch.cat([step([each], [at], token[None]) for each, token in zip(tables, tokens)])"))  # fmt: skip
 bank.variant(6, "step-rows", BACKWARDS, ("width * [place], tokens[k - 1]", "width * [place], tokens[k - 1].unsqueeze(1).expand(-1, 1).squeeze(1)[: len(tables)].repeat(2)"))  # fmt: skip
 
-bank.hint(6, "not-extended", "A token came and there was no room in its table. Before each step, extend every table by one token; the token goes to the place `length`, the first behind its text.")  # fmt: skip
+bank.hint(6, "not-extended", "There was no room in the table for a token. Before each step, extend every table by "
+                             "one token; the token goes to the place `length`, the first after its text.")  # fmt: skip
 bank.slip(6, "not-extended", ("            pool.extend(each, at, 1)\n", "            pass\n"))
 bank.slip(
     6,
@@ -99,7 +102,9 @@ bank.slip(
 bank.slip(6, "not-extended", ("pool.extend(each, at, 1)", "pool.extend(each, at - 1, 1)"))
 bank.variant(6, "not-extended", LISTS, ("pool.extend(own, place, 1)", "pool.extend(own, place, 0)"))
 
-bank.hint(6, "written-into", "A token was written into a block that another beam holds, too. Each beam needs a table of its own, from pool.fork; and extend, before each step, copies the block that will be written into.")  # fmt: skip
+bank.hint(6, "written-into", "A token was written into a block that another beam also holds. Each beam needs its "
+                             "own table, from pool.fork; and extend, called before each step, copies the block "
+                             "that will be written into.")  # fmt: skip
 bank.slip(6, "written-into", ("[pool.fork(table) for _ in range(width)]", "[list(table) for _ in range(width)]"), ("    pool.release(table)\n", ""))  # fmt: skip
 bank.slip(6, "written-into", ("[pool.fork(tables[parent]) for parent in parents.tolist()]", "[tables[parent][:] for parent in parents.tolist()]"), ("        for each in before:\n            pool.release(each)\n", ""))  # fmt: skip
 bank.slip(6, "written-into", ("[pool.fork(tables[parent]) for parent in parents.tolist()]", "[tables[parent] for parent in parents.tolist()]"), ("        for each in before:\n            pool.release(each)\n", ""))  # fmt: skip
@@ -109,58 +114,71 @@ bank.hint(6, "wrong-beams", "These are not the best continuations: {where}.")
 bank.slip(6, "wrong-beams", ("scores[:, None] + following", "scores[:, None] * 0.9 + following"))
 bank.variant(6, "wrong-beams", LISTS, ("best, taken, children = every[:width]", "best, taken, children = every[: width - 1] + every[width : width + 1]"))  # fmt: skip
 
-bank.hint(6, "scores-not-added", "Only the last token counts: a beam's score is the sum over all its tokens.")
+bank.hint(6, "scores-not-added", "You count only the last token. A beam's score is the sum over all its tokens.")
 bank.slip(6, "scores-not-added", ("(scores[:, None] + following)", "following"))
 bank.variant(6, "scores-not-added", LISTS, ("[(score + log, k, token)", "[(log, k, token)"))
 
-bank.hint(6, "raw-logits", "Raw logits were added up. They have no common level; log_softmax makes them logarithms of probabilities.")  # fmt: skip
+bank.hint(6, "raw-logits", "You add up raw logits. They have no common scale; log_softmax turns them into "
+                           "logarithms of probabilities.")  # fmt: skip
 bank.slip(6, "raw-logits", ("step(tables, [at] * width, tokens).log_softmax(-1)", "step(tables, [at] * width, tokens)"))
 bank.slip(6, "raw-logits", ("tokens).log_softmax(-1)", "tokens)"), ("logits.log_softmax(-1)", "logits"))
 bank.variant(6, "raw-logits", BACKWARDS, (" - out.logsumexp(1, keepdim=True)", ""))
 
-bank.hint(6, "wrong-axis", "The softmax runs over the beams. What adds up to 1 are the probabilities of all tokens that may follow one beam: take log_softmax along the vocabulary, the last axis.")  # fmt: skip
+bank.hint(6, "wrong-axis", "The softmax runs over the beams. The probabilities of all tokens that may follow one "
+                           "beam must add up to 1: take log_softmax along the vocabulary, the last axis.")  # fmt: skip
 bank.slip(6, "wrong-axis", ("tokens).log_softmax(-1)", "tokens).log_softmax(0)"))
 bank.variant(6, "wrong-axis", LISTS, ("last), dim=-1)", "last), dim=0)"))
 
-bank.hint(6, "probabilities-added", "Probabilities were added. Those of one token after the other multiply: add their logarithms, log_softmax.")  # fmt: skip
+bank.hint(6, "probabilities-added", "You add probabilities. The probabilities of successive tokens multiply: add "
+                                    "their logarithms, from log_softmax.")  # fmt: skip
 bank.slip(6, "probabilities-added", ("tokens).log_softmax(-1)", "tokens).softmax(-1)"))
 bank.slip(6, "probabilities-added", ("tokens).log_softmax(-1)", "tokens).softmax(-1)"), ("logits.log_softmax(-1)", "logits.softmax(-1)"))  # fmt: skip
 bank.variant(6, "probabilities-added", LISTS, ("torch.log_softmax(step(", "torch.softmax(step("))
 
-bank.hint(6, "underflow", "A score is infinite: {where}. The probability of a long text is less than the least number above 0, and becomes 0. Add logarithms, and never go back to probabilities.")  # fmt: skip
+bank.hint(6, "underflow", "A score is infinite: {where}. The probability of a long text is below the smallest "
+                          "positive number, and becomes 0. Add logarithms, and never go back to probabilities.")  # fmt: skip
 bank.slip(6, "underflow", ("(scores[:, None] + following).flatten().topk(width)", "(scores.exp()[:, None] * following.exp()).log().flatten().topk(width)"))  # fmt: skip
 bank.variant(6, "underflow", BACKWARDS, ("logits - logits.logsumexp(0)", "logits.softmax(0)"), ("total.unsqueeze(1) + out - out.logsumexp(1, keepdim=True)", "total.unsqueeze(1) * out.softmax(1)"), ("return texts, total", "return texts, total.log()"))  # fmt: skip
 
-bank.hint(6, "taken-apart", "A place in the flat row of all candidates is taken apart wrongly. It is parent · vocabulary + token: divided by the vocabulary it says the parent, the remainder is the token.")  # fmt: skip
+bank.hint(6, "taken-apart", "You decode a place in the flat row of all candidates wrongly. The place is parent · "
+                            "vocabulary + token: divided by the vocabulary, the quotient is the parent and the "
+                            "remainder is the token.")  # fmt: skip
 bank.slip(6, "taken-apart", ("best // following.shape[1], best % following.shape[1]", "best % width, best // width"))
 bank.slip(6, "taken-apart", ("best // following.shape[1], best % following.shape[1]", "best % following.shape[1] % width, best // following.shape[1]"))  # fmt: skip
 bank.variant(6, "taken-apart", BACKWARDS, ('torch.div(best, v, rounding_mode="floor"), best.remainder(v)', 'best.remainder(width), torch.div(best, width, rounding_mode="floor")'))  # fmt: skip
 
-bank.hint(6, "old-scores", "The scores of the next step are not those of the beams that live on. A child has its parent's score and the logarithm of its own token, as topk returns them.")  # fmt: skip
+bank.hint(6, "old-scores", "The scores of the next step are not those of the surviving beams. The score of a child "
+                           "is its parent's score plus the logarithm of its own token's probability, as topk "
+                           "returns it.")  # fmt: skip
 bank.slip(6, "old-scores", ("scores, best = (", "_, best = ("), ("topk(width)\n        parents", "topk(width)\n        scores = scores[best // following.shape[1]]\n        parents"))  # fmt: skip
 bank.slip(6, "old-scores", ("scores, best = (", "_, best = ("))
 bank.variant(6, "old-scores", BACKWARDS, ("        total = candidates[best]\n", "        total = total[torch.div(best, v, rounding_mode='floor')]\n"))  # fmt: skip
 
-bank.hint(6, "each-its-own", "Each beam goes on with its own best token. They shall compete: the best of all continuations of all beams live on, whoever their parent is.")  # fmt: skip
+bank.hint(6, "each-its-own", "Each beam continues with its own best token. The beams must compete: keep the best "
+                             "of all continuations of all beams, whatever their parents are.")  # fmt: skip
 COMPETE = "        scores, best = (scores[:, None] + following).flatten().topk(width)\n"
 bank.slip(6, "each-its-own", (COMPETE, "        scores, best = (scores[:, None] + following).max(1)\n        best = best + following.shape[1] * torch.arange(width)\n"))  # fmt: skip
 bank.slip(6, "each-its-own", (COMPETE, "        scores, best = (scores[:, None] + following).max(1)\n        scores, order = scores.sort(descending=True)\n        best = (best + following.shape[1] * torch.arange(width))[order]\n"))  # fmt: skip
 bank.variant(6, "each-its-own", LISTS, ("best, taken, children = every[:width]", "best, taken, children = [next(one for one in every if one[1] == k) for k in range(width)]"))  # fmt: skip
 
-bank.hint(6, "texts-not-moved", "The text of a beam is that of its row before the step. Who has won a row may have another parent: take the parent's text.")  # fmt: skip
+bank.hint(6, "texts-not-moved", "The text of a beam is that of its row before the step. The new beam in this row "
+                                "may have another parent: take the parent's text.")  # fmt: skip
 bank.slip(6, "texts-not-moved", ("texts[parents]", "texts"))
 bank.variant(6, "texts-not-moved", BACKWARDS, ("        row = parents[k][row]\n", ""))
 
-bank.hint(6, "tables-not-moved", "The model goes on from the history of another beam: tables have to follow their beams, as texts do.")  # fmt: skip
+bank.hint(6, "tables-not-moved", "The model continues from the history of another beam. Tables must follow their "
+                                 "beams, as the texts do.")  # fmt: skip
 bank.slip(6, "tables-not-moved", ("[pool.fork(tables[parent]) for parent in parents.tolist()]", "[pool.fork(each) for each in tables]"))  # fmt: skip
 bank.variant(6, "tables-not-moved", BACKWARDS, ("        children = [pool.fork(tables[int(p)]) for p in parents[k]]\n        while tables:\n            pool.release(tables.pop())\n        tables = children\n", ""))  # fmt: skip
 
-bank.hint(6, "all-begin-alike", "All beams begin with the same token and stay twins. The first tokens are the `width` best ones.")  # fmt: skip
+bank.hint(6, "all-begin-alike", "All beams begin with the same token and stay identical. The first tokens must be "
+                                "the `width` best ones.")  # fmt: skip
 bank.slip(6, "all-begin-alike", ("logits.log_softmax(-1).topk(width)", "(each.expand(width) for each in logits.log_softmax(-1).max(-1))"))  # fmt: skip
 bank.variant(6, "all-begin-alike", LISTS, ("first = sorted(range(len(logs)), key=logs.__getitem__, reverse=True)[:width]", "first = [max(range(len(logs)), key=logs.__getitem__)] * width"))  # fmt: skip
 
-bank.hint(6, "released-first", "Tables were released before their children had forked them. A released table is empty, and its blocks are free: the next to ask gets them, "
-          "and writes over the history. Fork first.")  # fmt: skip
+bank.hint(6, "released-first", "You released tables before their children had forked them. A released table is "
+                               "empty, and its blocks are free: the next sequence that needs blocks gets them, and "
+                               "overwrites the history. Fork first.")  # fmt: skip
 bank.slip(6, "released-first", ("        before, tables = tables, [pool.fork(tables[parent]) for parent in parents.tolist()]\n        for each in before:\n            pool.release(each)\n", "        before = tables\n        for each in before:\n            pool.release(each)\n        tables = [pool.fork(before[parent]) for parent in parents.tolist()]\n        for each in tables:\n            pool.extend(each, 0, at + 1)\n"))  # fmt: skip
 bank.slip(6, "released-first", ("    tables, texts = [pool.fork(table) for _ in range(width)], tokens[:, None]\n    pool.release(table)\n", "    pool.release(table)\n    tables, texts = [pool.fork(table) for _ in range(width)], tokens[:, None]\n    for each in tables:\n        pool.extend(each, 0, length)\n"))  # fmt: skip
 NAMED = "        for each in before:\n            pool.release(each)\n"
@@ -168,12 +186,14 @@ bank.slip(6, "released-first", ("        before, tables = tables, [pool.fork(tab
 bank.variant(6, "released-first", BACKWARDS, ("        children = [pool.fork(tables[int(p)]) for p in parents[k]]\n        while tables:\n            pool.release(tables.pop())\n        tables = children\n", "        kept = [each.copy() for each in tables]\n        while tables:\n            pool.release(tables.pop())\n        tables = [pool.fork(kept[int(p)]) for p in parents[k]]\n"))  # fmt: skip
 bank.variant(6, "released-first", LISTS, ("        beams.append((logs[token], [token], pool.fork(table)))\n    pool.release(table)\n", "        beams.append((logs[token], [token], []))\n        pool.extend(beams[-1][2], 0, length)\n    pool.release(table)\n"))  # fmt: skip
 
-bank.hint(6, "wrong-scores", "The tokens are right, their scores are not the sums of the logarithms: {where}.")
+bank.hint(6, "wrong-scores", "The tokens are right, but their scores are not the sums of the logarithms: {where}.")
 bank.slip(6, "wrong-scores", ("return texts, scores", "return texts, scores / count"))
 bank.slip(6, "wrong-scores", ("return texts, scores", "return texts, scores.exp()"))
 bank.variant(6, "wrong-scores", BACKWARDS, ("return texts, total", "return texts, total.sort().values"))
 
-bank.hint(6, "too-many-blocks", "More blocks are held than the beams need ({got}, {expected} due; {where}). What nobody continues is released before the next step, and what two have in common is there once.")  # fmt: skip
+bank.hint(6, "too-many-blocks", "You hold more blocks than the beams need ({got} instead of {expected}; {where}). "
+                                "Release beams that have no children before the next step; what two beams have in "
+                                "common must exist only once.")  # fmt: skip
 bank.slip(6, "too-many-blocks", ("        for each in before:\n            pool.release(each)\n", ""))
 bank.slip(6, "too-many-blocks", ("tokens[:, None]\n    pool.release(table)\n", "tokens[:, None]\n"))
 bank.variant(
@@ -183,12 +203,15 @@ bank.variant(
     ("            if k not in taken:\n                pool.release(own)\n", "            pass\n"),
 )
 
-bank.hint(6, "looked-into", "Keys, values or holders of the pool are read or written here. That is the work of the pool and of step: fork shares blocks, extend copies those that are written into.")  # fmt: skip
+bank.hint(6, "looked-into", "You read or write the keys, values or holders of the pool yourself. This is the work "
+                            "of the pool and of step: fork shares blocks, and extend copies those that will be "
+                            "written into.")  # fmt: skip
 COPIED = "        pool.extend(copy, 0, len(own) * pool.size)\n        pool.keys[:, copy], pool.values[:, copy] = pool.keys[:, own], pool.values[:, own]\n"
 bank.slip(6, "looked-into", ("        before, tables = tables, [pool.fork(tables[parent]) for parent in parents.tolist()]\n", "        before, tables = tables, []\n        for own in (before[parent] for parent in parents.tolist()):\n            copy = []\n" + COPIED.replace("        pool", "            pool") + "            tables.append(copy)\n"))  # fmt: skip
 bank.variant(6, "looked-into", LISTS, ("    beams = []\n", "    beams = []\n    def copied(own):\n        copy = []\n" + COPIED + "        return copy\n\n"), ("pool.fork(beams[k][2]) if k in taken", "copied(beams[k][2]) if k in taken"))  # fmt: skip
 
-bank.hint(6, "kept-at-end", "{n} blocks are still held at the end. Release the table of the prompt, and those of the last beams.")  # fmt: skip
+bank.hint(6, "kept-at-end", "{n} blocks are still held at the end. Release the table of the prompt and those of "
+                            "the last beams.")  # fmt: skip
 bank.slip(6, "kept-at-end", ("    for each in tables:\n        pool.release(each)\n    return", "    return"))
 bank.slip(
     6,
