@@ -101,10 +101,10 @@ def _looks(group, claim):
 
 
 LOOKS = [
-    *_looks("attention", "attention: parameters and operations, with a table of biases and without"),
-    *_looks("feed-forward", "feed-forward, at one place too"),
-    *_looks("alike", "MBConv whose shape stays"),
-    *_looks("strided", "MBConv with a stride, with other channels, on images that are not square"),
+    *_looks("attention", "attention: parameters and operations, with and without a table of biases"),
+    *_looks("feed-forward", "feed-forward, also at a single place"),
+    *_looks("alike", "MBConv that keeps the shape"),
+    *_looks("strided", "MBConv with a stride, with a change of channels, on images that are not square"),
 ]
 
 

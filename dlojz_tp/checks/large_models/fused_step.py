@@ -158,7 +158,7 @@ def _listed(optimizers):
     if not isinstance(optimizers, list | tuple):
         return type(optimizers).__name__
     odd = [one for one in optimizers if not isinstance(one, torch.optim.Optimizer)]
-    return f"a list with {type(odd[0]).__name__}" if odd else len(optimizers) > 0 or "an empty list"
+    return f"a list that contains a {type(odd[0]).__name__}" if odd else len(optimizers) > 0 or "an empty list"
 
 
 def _moved(seen, due):
@@ -175,14 +175,14 @@ LOOKS = [
     Look("a list of optimizers", "listed", True, "optimizers-form", fields=lambda seen, due: {"what": seen}),
     Look("backward alone moves the weights", "moved", len([*net("plain").parameters()]), _moved,
          fields=lambda seen, due: {"moved": seen, "all": due}),
-    Value("four steps of SGD end at the weights of the usual loop", "SGD", run("SGD", after_backward), "wrong-weights", fields=_apart("SGD")),
-    Value("of SGD with momentum and weight decay", "momentum", run("momentum", after_backward), "state-lost"),
+    Value("after four steps of SGD, the weights of the usual loop", "SGD", run("SGD", after_backward), "wrong-weights", fields=_apart("SGD")),
+    Value("the same for SGD, momentum and weight decay", "momentum", run("momentum", after_backward), "state-lost"),
     Value("of AdamW", "AdamW", run("AdamW", after_backward), "state-lost"),
     Look("no gradient is left", "left", 0, "gradients-left", fields=lambda seen, due: {"left": seen, "all": DEPTH}),
-    Look("gradients of all layers never live together", "layers", 4.5, "gradients-together", at_most,
+    Look("the gradients of all layers are never in memory together", "layers", 4.5, "gradients-together", at_most,
          fields=lambda seen, due: {"layers": f"{seen:.1f}", "all": DEPTH}),
     Value("with tied, frozen and unused weights", "mixed", run("mixed", after_backward), "wrong-weights", fields=_apart("mixed")),
-    Value("with a rate that changes from step to step", "schedule", run("schedule", after_backward), "rate-ignored"),
+    Value("with a learning rate that changes from step to step", "schedule", run("schedule", after_backward), "rate-ignored"),
     *(Look(f"{name} is refused", name, ["ValueError", False], _refused,
            fields=lambda seen, due, name=name: {"name": name, "error": seen[0]}) for name in REFUSED),
 ]  # fmt: skip

@@ -162,10 +162,10 @@ def observe(kept_bytes, predict_memory):
 
 LOOKS = [
     Look("one number for each layer", "lengths", [len(each) for _, each in STACKS.values()], "kept-form"),
-    Value("bytes that each layer keeps", "kept", [float(one) for one in DUE], "wrong-kept",
+    Value("the bytes that each layer keeps", "kept", [float(one) for one in DUE], "wrong-kept",
           fields=lambda seen, due: _first(seen)),
     Look("four parts", "names", sorted(PARTS), "parts-form"),
-    *(Value(f"{part} of four transformers, against the measured", part, [1.0] * len(CONFIGS), "wrong-" + part.split()[-1],
+    *(Value(f"{part} of four transformers, against the measured bytes", part, [1.0] * len(CONFIGS), "wrong-" + part.split()[-1],
             within(1e-6 if part != "activations" else 0.005), fields=lambda seen, due: _ratios(seen))
       for part in PARTS),
 ]  # fmt: skip
@@ -173,7 +173,7 @@ LOOKS = [
 
 def _ratios(seen):
     text = ", ".join(f"{ratio:.2f}" for ratio in seen)
-    return {"ratios": text, "expected": "1.00 of the true bytes, each", "got": text}
+    return {"ratios": text, "expected": "each 1.00 times the true bytes", "got": text}
 
 
 def _first(seen):

@@ -112,25 +112,25 @@ def names_of_wrong(names):
 
 
 LOOKS = [
-    Look("patches of one size", "form", form(patches_of(IMAGES, 4)), "patches-form"),
-    Value("rows and columns, and the pixels in them", "patches", patches_of(IMAGES, 4), "wrong-patches"),
+    Look("patches of the right shape and dtype", "form", form(patches_of(IMAGES, 4)), "patches-form"),
+    Value("the order of the patches, and of the pixels in them", "patches", patches_of(IMAGES, 4), "wrong-patches"),
     Value(
         "one image, one patch, patches of one pixel", "others", [patches_of(*one) for one in OTHERS], "wrong-patches"
     ),
     Value("any memory format", "channels last", patches_of(IMAGES, 4), "wrong-patches"),
     Look(
-        "sizes that do not divide",
+        "a ValueError for sizes that do not divide",
         "uneven",
         ["ValueError"] * 3,
         refused("remainder", "other-error"),
         fields=first_other([f"{height} × {width} pixels, patches of {size}" for (height, width), size in UNEVEN]),
     ),  # fmt: skip
-    Look("the message names them", "sizes", [True] * 3, "sizes-unnamed"),
-    Look("tokens of one size", "tokens form", form(tokens_of(*MODEL)), "tokens-form"),
-    Value("the tokens of a convolution", "tokens", tokens_of(*MODEL), "wrong-tokens"),
+    Look("the message names the sizes", "sizes", [True] * 3, "sizes-unnamed"),
+    Look("tokens of the right shape and dtype", "tokens form", form(tokens_of(*MODEL)), "tokens-form"),
+    Value("the same tokens as with a convolution", "tokens", tokens_of(*MODEL), "wrong-tokens"),
     Value("a batch of one", "one image", tokens_of(MODEL[0][:1], *MODEL[1:]), "wrong-tokens"),
     Look(
-        "positions of another number",
+        "a ValueError for a wrong number of positions",
         "positions",
         ["ValueError"] * 3,
         refused("positions-spread", "other-error"),
@@ -149,7 +149,7 @@ LOOKS = [
         at_most,
         lambda seen, due: {"n": seen},
     ),  # fmt: skip
-    Look("as many for six images of five channels", "for more images", 0, "a-loop-over-images", at_most, lambda seen, due: {"n": seen}),
+    Look("nor more for six images of five channels", "for more images", 0, "a-loop-over-images", at_most, lambda seen, due: {"n": seen}),
 ]
 
 

@@ -118,12 +118,12 @@ def _first_budget(wrong, due_in_words):
 
 LOOKS = [
     Value("the peak of a given choice", "peaks", [p[c] for p in PEAKS[:2] for c in TRIED], "wrong-peak"),
-    Look("one yes or no for each block", "forms", [9] * len(BUDGETS), _gives_up, fields=_first),
-    Value("the peak stays below the budget", "tops", [b for _, b in BUDGETS], "over-budget", _below, _first_budget(operator.gt, "at most {}".format)),
+    Look("one True or False for each block", "forms", [9] * len(BUDGETS), _gives_up, fields=_first),
+    Value("the peak stays within the budget", "tops", [b for _, b in BUDGETS], "over-budget", _below, _first_budget(operator.gt, "at most {}".format)),
     Value("with the fewest extra operations", "costs", [least(*one) for one in BUDGETS], "not-cheapest", fields=_first_budget(operator.ne, "{} operations".format)),
-    Look("a peak that is just the budget fits", "exact", [True] * len(TIGHT), "budget-itself", fields=silent),
+    Look("a peak of exactly the budget fits", "exact", [True] * len(TIGHT), "budget-itself", fields=silent),
     Look("None where nothing fits", "impossible", [None] * len(OVER), "impossible", fields=_first),
-    Look("48 blocks, with bytes of a real model", "large", [due for _, due in LARGE_LEAST], "large-not-cheapest"),
+    Look("48 blocks, with the bytes of a real model", "large", [due for _, due in LARGE_LEAST], "large-not-cheapest"),
 ]
 
 

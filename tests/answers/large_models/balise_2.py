@@ -58,13 +58,14 @@ bank.variant(2, "bias-form", WINDOWS, ("windows.reshape(len(table), height * wid
 bank.hint(
     2,
     "wrong-bias",
-    "The form is right, but not every pair has the number of its offset: query minus key, in rows and in columns.",
+    "The shape is right, but not every pair has the bias of its offset: query minus key, in rows and in columns.",
 )
 bank.slip(2, "wrong-bias", (DOWN, "rows[:, None] - rows[None] + 1"))
 bank.variant(2, "wrong-bias", FLAT, ("+ offsets[..., 1] + width - 1", "+ offsets[..., 1]"))
 
 bank.hint(
-    2, "key-minus-query", "The offsets have the other sign: due is query minus key. The table is the mirror image then."
+    2, "key-minus-query", "The offsets have the wrong sign: query minus key is expected. With key minus query, the "
+                          "table is mirrored."
 )
 bank.slip(
     2,
@@ -84,7 +85,8 @@ bank.variant(
 bank.hint(
     2,
     "not-shifted",
-    "Offsets are negative too, and a negative index counts from the end, without an error. Add height - 1 and width - 1: then the smallest is 0.",
+    "Offsets can be negative, and a negative index counts from the end, without an error. Add height - 1 and width "
+    "- 1: then the smallest is 0.",
 )
 bank.slip(2, "not-shifted", (DOWN, "rows[:, None] - rows[None]"), (RIGHT, "columns[:, None] - columns[None]"))
 bank.variant(
@@ -100,7 +102,8 @@ bank.variant(
 bank.hint(
     2,
     "both-sides-alike",
-    "Left and right have the same bias: the offsets have lost their sign. A key above the query is something else than one below.",
+    "Left and right have the same bias: the offsets have lost their sign. A key above the query is not the same as "
+    "one below.",
 )
 bank.slip(
     2,
@@ -113,7 +116,8 @@ bank.variant(
 )
 
 bank.hint(
-    2, "column-by-column", "The places are counted column by column: in a row that is read, the column changes first."
+    2, "column-by-column", "The places are numbered column by column. Number them row by row: the column changes "
+                           "fastest."
 )
 bank.slip(
     2,
@@ -131,7 +135,8 @@ bank.variant(
 bank.hint(
     2,
     "table-gradient",
-    "The numbers are right, but the table gets no gradient, or a wrong one: it is learnt. An offset that several pairs share gets the sum of theirs. Leave out detach, .data and no_grad.",
+    "The numbers are right, but the table gets no gradient, or a wrong one, and it must be learnt. An offset that "
+    "several pairs share gets the sum of their gradients. Leave out detach, .data and no_grad.",
 )
 bank.slip(2, "table-gradient", ("table[:, down, right]", "table.detach()[:, down, right]"))
 bank.variant(2, "table-gradient", WINDOWS, ("table.unfold(1", "table.data.unfold(1"))
@@ -139,7 +144,7 @@ bank.variant(2, "table-gradient", WINDOWS, ("table.unfold(1", "table.data.unfold
 bank.hint(
     2,
     "operators-grow",
-    "81 places take {n} operators more than 9: there is a loop over them. Index the table once, with all pairs.",
+    "81 places take {n} more operators than 9: there is a loop over the places. Index the table once, with all pairs.",
 )
 bank.slip(
     2, "operators-grow", ("table[:, down, right]", "torch.stack([table[:, d, r] for d, r in zip(down, right)], 1)")
@@ -154,7 +159,8 @@ bank.variant(
 bank.hint(
     2,
     "attention-form",
-    "relative_attention returns (n, heads, places, length of v's vectors) in the dtype of q: a vector of v's length for each query.",
+    "relative_attention returns (n, heads, places, length of v's vectors), in the dtype of q: for each query, a "
+    "vector as long as those of v.",
 )
 bank.slip(2, "attention-form", ("scores.softmax(dim=-1) @ v", "(scores.softmax(dim=-1) @ v).transpose(1, 2)"))
 bank.slip(2, "attention-form", ("scores.softmax(dim=-1) @ v", "scores.softmax(dim=-1)"))
@@ -165,14 +171,15 @@ bank.variant(
 bank.hint(
     2,
     "borrowed",
-    "scaled_dot_product_attention does it here. This time the scores are yours to write out: below you measure what that costs.",
+    "scaled_dot_product_attention does the work here. This time, write out the scores yourself: below you measure "
+    "what that costs.",
 )
 bank.slip(2, "borrowed", ("scores.softmax(dim=-1) @ v", "F.scaled_dot_product_attention(q, k, v, attn_mask=bias)"))
 bank.variant(
     2, "borrowed", FLAT, ("    scale =", "    return F.scaled_dot_product_attention(q, k, v, bias)\n    scale =")
 )
 
-bank.hint(2, "wrong-attention", "These are not the softmax of scores and bias over the keys, times the values.")
+bank.hint(2, "wrong-attention", "The result is not the softmax over the keys of scores plus bias, times the values.")
 bank.slip(2, "wrong-attention", ("scores.softmax(dim=-1) @ v", "scores.sigmoid() @ v"))
 bank.slip(2, "wrong-attention", ("q @ k.transpose(-2, -1) /", "(q @ k.transpose(-2, -1)).softmax(-1) /"))
 bank.variant(
@@ -185,7 +192,7 @@ bank.variant(
 bank.hint(
     2,
     "keys-by-queries",
-    "Scores or bias lie on their side: a row belongs to a query, and each of its columns to a key.",
+    "The scores or the bias are transposed: each row belongs to a query, and each column to a key.",
 )
 bank.slip(2, "keys-by-queries", ("q @ k.transpose(-2, -1)", "k @ q.transpose(-2, -1)"))
 bank.slip(2, "keys-by-queries", ("** 0.5 + bias", "** 0.5 + bias.mT"))
@@ -194,7 +201,8 @@ bank.variant(2, "keys-by-queries", WINDOWS, ("torch.matmul(q, k.mT)", "torch.mat
 bank.hint(
     2,
     "not-scaled",
-    "The scores are not divided by the root of a head's size. The longer the vectors, the larger their products: the softmax would choose one key alone.",
+    "The scores are not divided by the square root of a head's size. The longer the vectors, the larger their "
+    "products: the softmax would choose one key alone.",
 )
 bank.slip(2, "not-scaled", (" / q.shape[-1] ** 0.5", ""))
 bank.variant(2, "not-scaled", FLAT, ("q * scale", "q"))
@@ -202,7 +210,7 @@ bank.variant(2, "not-scaled", FLAT, ("q * scale", "q"))
 bank.hint(
     2,
     "scaled-by-size",
-    "The scores are divided by the size of a head. A product of d numbers scatters with the *root* of d.",
+    "The scores are divided by the size of a head. A product of d numbers spreads with the *square root* of d.",
 )
 bank.slip(2, "scaled-by-size", ("q.shape[-1] ** 0.5", "q.shape[-1]"))
 bank.variant(2, "scaled-by-size", WINDOWS, ("math.sqrt(q.shape[3])", "q.shape[3]"))
@@ -210,7 +218,8 @@ bank.variant(2, "scaled-by-size", WINDOWS, ("math.sqrt(q.shape[3])", "q.shape[3]
 bank.hint(
     2,
     "size-written-down",
-    "The scores are divided by the root of a size that is written down, and here heads have another. It stands in q's shape.",
+    "The scores are divided by the square root of a hard-coded size, and here the heads have another. Read the "
+    "size from q's shape.",
 )
 bank.slip(2, "size-written-down", ("q.shape[-1] ** 0.5", "32**0.5"))
 bank.slip(2, "size-written-down", ("q.shape[-1] ** 0.5", "8"))
@@ -220,7 +229,8 @@ bank.variant(2, "size-written-down", FLAT, ("q.size(-1) ** -0.5", "64**-0.5"))
 bank.hint(
     2,
     "scaled-by-width",
-    "The scores are divided by the root of all heads' sizes together. Each head has scores of its own: divide by the root of one head's size.",
+    "The scores are divided by the square root of the size of all heads together. Each head has its own scores: "
+    "divide by the square root of one head's size.",
 )
 bank.slip(2, "scaled-by-width", ("q.shape[-1] ** 0.5", "(q.shape[1] * q.shape[-1]) ** 0.5"))
 bank.variant(2, "scaled-by-width", FLAT, ("q.size(-1) ** -0.5", "(q.size(1) * q.size(-1)) ** -0.5"))
@@ -228,13 +238,14 @@ bank.variant(2, "scaled-by-width", FLAT, ("q.size(-1) ** -0.5", "(q.size(1) * q.
 bank.hint(
     2,
     "scaled-by-places",
-    "The scores are divided by the root of another size, that of the places or of a vector of v. Due is the length of q's and k's vectors: how many numbers a product adds up.",
+    "The scores are divided by the square root of the wrong size: the number of places, or the length of v's "
+    "vectors. Use the length of q's and k's vectors: that is how many numbers a product adds up.",
 )
 bank.slip(2, "scaled-by-places", ("q.shape[-1] ** 0.5", "q.shape[-2] ** 0.5"))
 bank.slip(2, "scaled-by-places", ("q.shape[-1] ** 0.5", "v.shape[-1] ** 0.5"))
 bank.variant(2, "scaled-by-places", WINDOWS, ("math.sqrt(q.shape[3])", "math.sqrt(q.shape[2])"))
 
-bank.hint(2, "bias-scaled", "The bias is divided with the scores. It is added after the division.")
+bank.hint(2, "bias-scaled", "The bias is divided together with the scores. Add it after the division.")
 bank.slip(2, "bias-scaled", (SCORES, "(q @ k.transpose(-2, -1) + bias) / q.shape[-1] ** 0.5"))
 bank.variant(
     2,
@@ -246,7 +257,8 @@ bank.variant(
 bank.hint(
     2,
     "over-queries",
-    "The softmax goes over the queries, or the heads. Each query shares out its attention over the *keys*, the last axis.",
+    "The softmax goes over the queries, or the heads. Each query distributes its attention over the *keys*, the "
+    "last axis.",
 )
 bank.slip(2, "over-queries", ("softmax(dim=-1)", "softmax(dim=-2)"))
 bank.slip(2, "over-queries", ("softmax(dim=-1)", "softmax(dim=1)"))
@@ -255,7 +267,8 @@ bank.variant(2, "over-queries", FLAT, ("amax(-1,", "amax(-2,"), (".sum(-1,", ".s
 bank.hint(
     2,
     "bias-behind",
-    "The bias is added behind the softmax: then the weights of a query are no shares, and may be negative. It belongs to the scores.",
+    "The bias is added after the softmax: then the weights of a query no longer sum to 1, and may be negative. Add "
+    "it to the scores.",
 )
 bank.slip(2, "bias-behind", (" + bias\n", "\n"), ("scores.softmax(dim=-1) @ v", "(scores.softmax(dim=-1) + bias) @ v"))
 bank.variant(
@@ -266,14 +279,15 @@ bank.variant(
     ("torch.matmul(weights, v)", "torch.matmul(weights + bias, v)"),
 )
 
-bank.hint(2, "no-bias", "The bias has no part in it.")
+bank.hint(2, "no-bias", "The bias is not used.")
 bank.slip(2, "no-bias", (" + bias\n", "\n"))
 bank.variant(2, "no-bias", FLAT, (", k) + bias", ", k)"))
 
 bank.hint(
     2,
     "inputs-changed",
-    "Afterwards {what} is not what it was: an operation wrote into it. Who called you, and the backward pass, read it still.",
+    "After the call, {what} is not what it was: an operation wrote into it. The caller and the backward pass still "
+    "read it.",
 )
 bank.slip(
     2,
@@ -288,7 +302,8 @@ bank.variant(2, "inputs-changed", FLAT, ("q * scale, k) + bias", "q, k.mul_(scal
 bank.hint(
     2,
     "overflow",
-    "Scores of several thousand have infinite exponentials, and NaN follows; scores that are cut off give other weights. Subtract each query's largest score first, or use torch.softmax.",
+    "Scores of several thousand have infinite exponentials, which become NaN; clamped scores give other weights. "
+    "Subtract each query's largest score first, or use torch.softmax.",
 )
 bank.slip(2, "overflow", ("scores.softmax(dim=-1) @ v", "scores.exp() / scores.exp().sum(-1, keepdim=True) @ v"))
 bank.slip(
@@ -300,19 +315,22 @@ bank.variant(2, "overflow", FLAT, ("(scores - high).exp()", "scores.exp()"))
 bank.hint(
     2,
     "no-gradient",
-    "The values are right, a gradient is not, that of: {what}. q, k, v and the bias all hand gradients on. Leave out detach, .data and no_grad.",
+    "The values are right, but a gradient is wrong, that of: {what}. q, k, v and the bias all pass gradients on. "
+    "Leave out detach, .data and no_grad.",
 )
 bank.slip(2, "no-gradient", ("** 0.5 + bias", "** 0.5 + bias.detach()"))
 bank.variant(2, "no-gradient", FLAT, ("weights = (scores - high).exp()", "weights = (scores - high).detach().exp()"))
 
-bank.hint(2, "float32-inside", "Right to float32 only: q, k and v came in float64. Leave them their dtype.")
+bank.hint(2, "float32-inside", "The result is right only to float32 precision, but q, k and v are float64. Keep "
+                               "their dtype.")
 bank.slip(2, "float32-inside", ("scores.softmax(dim=-1)", "scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype)"))
 bank.variant(
     2, "float32-inside", FLAT, ("weights = (scores - high).exp()", "weights = (scores - high).float().exp().double()")
 )
 
 bank.hint(
-    2, "a-loop-over-heads", "Seven heads take {n} operators more than one: there is a loop over them. Index all heads at once."
+    2, "a-loop-over-heads", "Seven heads take {n} more operators than two: there is a loop over the heads. Index "
+                            "all heads at once."
 )
 bank.slip(2, "a-loop-over-heads", ("table[:, down, right]", "torch.stack([one[down, right] for one in table])"))
 bank.variant(

@@ -81,7 +81,8 @@ bank.variant(
 bank.hint(
     3,
     "biases-forgotten",
-    "Parameters are missing, as many as layers have biases: one for each channel that comes out, of all layers that the text says have one.",
+    "Parameters are missing, as many as the layers have biases. Each layer that has a bias according to the text "
+    "has one for each output channel.",
 )
 bank.slip(3, "biases-forgotten", ("3 * (c + 1) * d + (d + 1) * d", "3 * c * d + d * d"))
 bank.slip(3, "biases-forgotten", ("(d + 1) * f + (f + 1) * d", "2 * d * f"))
@@ -96,11 +97,11 @@ for there, without in (
     bank.slip(3, "biases-forgotten", (there, without))
 bank.variant(3, "biases-forgotten", BY_ROWS, ("bias=True", "bias=False"))
 
-bank.hint(3, "one-table", "Each head has a table of its own: there are `heads` tables.")
+bank.hint(3, "one-table", "Each head has its own table: there are `heads` tables.")
 bank.slip(3, "one-table", ("heads * table", "table"))
 bank.variant(3, "one-table", BY_ROWS, ("(heads * table, 0)", "(table, 0)"))
 
-bank.hint(3, "multiply-add-once", "That is half of it: a multiplication and an addition are two operations.")
+bank.hint(3, "multiply-add-once", "That is half of the operations: a multiplication and an addition are two.")
 bank.slip(
     3,
     "multiply-add-once",
@@ -112,7 +113,8 @@ bank.variant(3, "multiply-add-once", BY_ROWS, ("2 * places", "places"), ("heads 
 bank.hint(
     3,
     "scores-once",
-    "There are two products of n² d, all heads together: queries with keys give the scores, and the scores meet the values.",
+    "There are two products of n² d, for all heads together: queries times keys give the scores, and the scores "
+    "multiply the values.",
 )
 bank.slip(3, "scores-once", ("2 * 2 * n * n * d", "2 * n * n * d"))
 bank.variant(3, "scores-once", BY_ROWS, (", (0, heads * 2 * n * n * k)]", "]"))
@@ -120,7 +122,7 @@ bank.variant(3, "scores-once", BY_ROWS, (", (0, heads * 2 * n * n * k)]", "]"))
 bank.hint(
     3,
     "scores-each-head",
-    "d is the width of all heads together: a head has d / heads, and the scores of all take 2 n² d.",
+    "d is the width of all heads together: one head has d / heads, and the scores of all heads take 2 n² d.",
 )
 bank.slip(3, "scores-each-head", ("2 * 2 * n * n * d", "2 * 2 * n * n * d * heads"))
 bank.variant(3, "scores-each-head", BY_ROWS, ("k = d // heads", "k = d"))
@@ -128,7 +130,8 @@ bank.variant(3, "scores-each-head", BY_ROWS, ("k = d // heads", "k = d"))
 bank.hint(
     3,
     "no-scores",
-    "The projections alone are here. Queries meet keys, and the scores meet the values: both products count.",
+    "Only the projections are counted. Queries multiply keys, and the scores multiply the values: count both "
+    "products too.",
 )
 bank.slip(3, "no-scores", (" + 2 * 2 * n * n * d", ""))
 bank.variant(3, "no-scores", BY_ROWS, ("heads * 2 * n * k * n", "0"), ("heads * 2 * n * n * k", "0"))
@@ -136,7 +139,8 @@ bank.variant(3, "no-scores", BY_ROWS, ("heads * 2 * n * k * n", "0"), ("heads * 
 bank.hint(
     3,
     "half",
-    "That is half of it: there are two linear layers, and in each a multiplication and an addition are two operations.",
+    "That is half of the operations: there are two linear layers, and in each, a multiplication and an addition "
+    "are two operations.",
 )
 bank.slip(3, "half", ("2 * n * (d * f + f * d)", "2 * n * d * f"))
 bank.slip(3, "half", ("2 * n * (d * f + f * d)", "n * (d * f + f * d)"))
@@ -145,14 +149,14 @@ bank.variant(3, "half", BY_ROWS, ("zip(linear(d, f, n), linear(f, d, n))", "zip(
 bank.hint(
     3,
     "norms-forgotten",
-    "Parameters of the batch norms are missing: a factor and a shift for each of c, m and m channels.",
+    "Parameters of the batch norms are missing: a scale and a shift for each of their c, m and m channels.",
 )
 bank.slip(3, "norms-forgotten", ("2 * c + c * m + 2 * m + 9 * m + 2 * m", "c * m + 9 * m"))
 bank.slip(3, "norms-forgotten", ("2 * c + c * m + 2 * m + 9 * m + 2 * m", "c + c * m + m + 9 * m + m"))
 bank.variant(3, "norms-forgotten", BY_ROWS, ("(2 * c, 0)", "(0, 0)"), ("(2 * m, 0)", "(0, 0)"))
 
 bank.hint(
-    3, "biases-too-many", "A bias is counted that is not there: the convolutions in front of a batch norm have none."
+    3, "biases-too-many", "A bias is counted that does not exist: the convolutions before a batch norm have none."
 )
 bank.slip(3, "biases-too-many", ("2 * c + c * m", "2 * c + (c + 1) * m"))
 bank.slip(3, "biases-too-many", ("+ 9 * m", "+ 10 * m"))
@@ -162,7 +166,7 @@ bank.variant(3, "biases-too-many", BY_ROWS, ("linear(c, m, height * width, False
 bank.hint(
     3,
     "averages-counted",
-    "A batch norm has two parameters a channel. Its running mean and variance are buffers: nothing learns them.",
+    "A batch norm has two parameters per channel. Its running mean and variance are buffers: they are not learnt.",
 )
 bank.slip(
     3,
@@ -174,12 +178,12 @@ bank.variant(3, "averages-counted", BY_ROWS, ("(2 * c, 0)", "(4 * c, 0)"), ("(2 
 bank.hint(
     3,
     "wide-of-c",
-    "The middle of the block has m = 4 d channels: four times those that go out, not those that come in.",
+    "The middle of the block has m = 4 d channels: four times the output channels, not the input channels.",
 )
 bank.slip(3, "wide-of-c", ("m, squeezed = 4 * d", "m, squeezed = 4 * c"))
 bank.variant(3, "wide-of-c", BY_ROWS, ("m, out = 4 * d", "m, out = 4 * c"))
 
-bank.hint(3, "exchanged", "These are the operations, it seems: the pair is (parameters, operations).")
+bank.hint(3, "exchanged", "These seem to be the operations: the pair is (parameters, operations).")
 bank.slip(
     3,
     "exchanged",
@@ -192,7 +196,7 @@ bank.variant(
     3, "exchanged", BY_ROWS, ("    return tuple(map(sum, zip(*rows)))", "    return tuple(map(sum, zip(*rows)))[::-1]")
 )
 
-bank.hint(3, "not-depthwise", "The 3 × 3 convolution takes each channel alone: 9 weights a channel, not 9 m.")
+bank.hint(3, "not-depthwise", "The 3 × 3 convolution treats each channel separately: 9 weights per channel, not 9 m.")
 bank.slip(3, "not-depthwise", ("2 * m + 9 * m + 2 * m", "2 * m + 9 * m * m + 2 * m"))
 bank.slip(3, "not-depthwise", ("after * 9 * m", "after * 9 * m * m"))
 bank.variant(3, "not-depthwise", BY_ROWS, ("(9 * m, 2 * out * 9 * m)", "(9 * m**2, 2 * out * 9 * m**2)"))
@@ -200,7 +204,7 @@ bank.variant(3, "not-depthwise", BY_ROWS, ("(9 * m, 2 * out * 9 * m)", "(9 * m**
 bank.hint(
     3,
     "squeeze-at-each-place",
-    "Squeeze and excite work on the mean of an image: their products count once, not at each place.",
+    "Squeeze and excite work on the mean of an image: count their products once, not at each place.",
 )
 bank.slip(3, "squeeze-at-each-place", ("2 * m * squeezed + after", "after * 2 * m * squeezed + after"))
 bank.variant(
@@ -213,7 +217,7 @@ bank.variant(
 bank.hint(
     3,
     "squeezed-of-others",
-    "The squeeze goes to d/4 channels: a quarter of what the block gives, neither of m nor of c.",
+    "The squeeze goes to d/4 channels: a quarter of the block's output channels, not of m or c.",
 )
 bank.slip(3, "squeezed-of-others", ("squeezed = 4 * d, d // 4", "squeezed = 4 * d, d"))
 bank.variant(
@@ -223,24 +227,26 @@ bank.variant(
     ("linear(m, d // 4, 1), linear(d // 4, m, 1)", "linear(m, m // 4, 1), linear(m // 4, m, 1)"),
 )
 
-bank.hint(3, "stride-too-early", "The first 1 × 1 convolution works before the stride: at all places that come in.")
+bank.hint(3, "stride-too-early", "The first 1 × 1 convolution comes before the stride: it works at all input places.")
 bank.slip(3, "stride-too-early", ("before * c * m", "after * c * m"))
 bank.variant(3, "stride-too-early", BY_ROWS, ("linear(c, m, height * width, False)", "linear(c, m, out, False)"))
 
-bank.hint(3, "stride-ignored", "Behind the stride there are fewer places: height/stride · width/stride. The depthwise convolution, the last 1 × 1 "
-          "and the shortcut work there.")  # fmt: skip
+bank.hint(3, "stride-ignored", "After the stride there are fewer places: height/stride · width/stride. The "
+                               "depthwise convolution, the last 1 × 1 convolution and the shortcut "
+                               "work at these.")  # fmt: skip
 bank.slip(3, "stride-ignored", ("(height // stride) * (width // stride)", "height * width"))
 bank.slip(3, "stride-ignored", ("(height // stride) * (width // stride)", "height * width // stride"))
 bank.variant(3, "stride-ignored", BY_ROWS, ("height * width // stride**2", "height * width"))
 
-bank.hint(3, "no-shortcut", "Where c ≠ d, the shortcut has a projection of its own, with a bias, at the places left.")
+bank.hint(3, "no-shortcut", "Where c ≠ d, the shortcut has its own projection, with a bias, at the places that the "
+                            "stride leaves.")
 bank.slip(3, "no-shortcut", ("if c != d", "if False"))
 bank.variant(3, "no-shortcut", BY_ROWS, ("if c != d", "if c > d > c"))
 
 bank.hint(
     3,
     "shortcut-by-stride",
-    "The shortcut is projected where the channels change (c ≠ d), and nowhere else. A stride alone averages.",
+    "The shortcut is projected where the channels change (c ≠ d), and nowhere else. A stride alone only averages.",
 )
 bank.slip(3, "shortcut-by-stride", ("if c != d", "if stride > 1"))
 bank.slip(3, "shortcut-by-stride", ("if c != d", "if c != d or stride > 1"))
@@ -257,7 +263,7 @@ bank.slip(3, "wrong-parameters", ("(f + 1) * d, 2", "(f + 2) * d, 2"), variant=T
 bank.hint(
     3,
     "wrong-operations",
-    "There are {by} operations too {word} here. For each product: 2 · channels in · channels out · places.",
+    "There are {by} operations too {word} here. Each product takes 2 · input channels · output channels · places.",
 )
 bank.slip(3, "wrong-operations", ("2 * n * (3 * c * d + d * d)", "2 * n * n * (3 * c * d + d * d)"))
 bank.slip(3, "wrong-operations", ("2 * 2 * n * n * d", "2 * 2 * n * n"))
@@ -271,7 +277,8 @@ for there in ("after * 9 * m", "after * m * d", "2 * after * c * d"):
 bank.hint(
     3,
     "from-d",
-    "Queries, keys and values come from c channels: their weights are c · d each. From d to d goes the last projection alone.",
+    "Queries, keys and values are made from c channels: their weights are c · d each. Only the last projection "
+    "goes from d to d.",
 )
 bank.slip(3, "from-d", ("3 * (c + 1) * d", "3 * (d + 1) * d"))
 bank.slip(3, "from-d", ("3 * c * d + d * d", "4 * d * d"))

@@ -87,12 +87,14 @@ hint(4, "kept-form", "kept_bytes returns a list with one number for each layer."
 slip(4, "kept-form", ("    return found\n", "    return sum(found)\n"))
 variant(4, "kept-form", LISTS, ("return sizes", "return dict(enumerate(sizes))"))
 
-hint(4, "wrong-kept", "Of the layers “{stack}”, layers[{layer}] keeps {true} bytes, not {bytes}.")
+hint(4, "wrong-kept", "In “{stack}”, layers[{layer}] keeps {true} bytes, not {bytes}.")
 slip(4, "wrong-kept", (ADD, "            found[-1] += storage.nbytes() // 2\n"))
 variant(4, "wrong-kept", LISTS, ("sizes[at] += size", "sizes[-1 - at] += size"))
 
-hint(4, "counted-twice", "In “{stack}”, layers[{layer}] is said to keep {bytes} bytes; {true} is right. A storage that is kept twice, by one layer or by "
-     "two, is there once: remember the storages' addresses, data_ptr(). (The id() of an object is soon another's, a view's address its own.)")  # fmt: skip
+hint(4, "counted-twice", "In “{stack}”, you count {bytes} bytes for layers[{layer}]; {true} is right. A storage "
+                         "that is kept twice, by one layer or by two, is in memory once. Remember the storages' "
+                         "addresses, data_ptr(). (An object's id() is soon reused, and a view has its "
+                         "own address.)")  # fmt: skip
 slip(4, "counted-twice", (FIRST, ""))
 slip(4, "counted-twice", ("            found.append(0)\n", "            found.append(0)\n            seen = {t.untyped_storage().data_ptr() for t in [*layer.parameters(), *layer.buffers()]}\n"), (
     "    def note(tensor):\n", "    def note(tensor):\n        nonlocal seen\n"))  # fmt: skip
@@ -100,8 +102,9 @@ variant(4, "counted-twice", LISTS, ("            known.add(key)\n", ""))
 slip(4, "counted-twice", ("if storage.data_ptr() not in seen", "if id(tensor) not in seen"), ("seen.add(storage.data_ptr())", "seen.add(id(tensor))"), (
     "    def note(tensor):\n        storage = tensor.untyped_storage()\n", "    parameters, hold = set(seen), []\n\n    def note(tensor):\n        hold.append(tensor)\n        storage = tensor.untyped_storage()\n        if storage.data_ptr() in parameters:\n            return tensor\n"))  # fmt: skip
 
-hint(4, "parameters-counted", "In “{stack}”, layers[{layer}] is said to keep {bytes} bytes; {true} is right. Weights are kept for backward too, but they are "
-     "there anyway, and counted elsewhere: leave out the storages of all parameters.")  # fmt: skip
+hint(4, "parameters-counted", "In “{stack}”, you count {bytes} bytes for layers[{layer}]; {true} is right. Weights "
+                              "are kept for backward too, but they are in memory anyway, and counted elsewhere. "
+                              "Leave out the storages of all parameters.")  # fmt: skip
 slip(4, "parameters-counted", (SEEN, "    seen = set()\n"))
 slip(
     4,
@@ -117,25 +120,27 @@ variant(4, "parameters-counted", LISTS, ("{t.untyped_storage()._cdata for t in t
 hint(
     4,
     "buffers-counted",
-    "In “{stack}”, layers[{layer}] is said to keep {bytes} bytes; {true} is right. A buffer is there anyway, as a parameter is.",
+    "In “{stack}”, you count {bytes} bytes for layers[{layer}]; {true} is right. A buffer is in memory anyway, "
+    "like a parameter. Leave it out.",
 )
 slip(4, "buffers-counted", ("[*layer.parameters(), *layer.buffers()]", "layer.parameters()"))
 variant(4, "buffers-counted", LISTS, ("layer.state_dict(keep_vars=True).values()", "layer.parameters()"))
 
-hint(4, "bytes-of-views", "In “{stack}”, layers[{layer}] is said to keep {bytes} bytes; {true} is right. What is kept is a view, and behind it its whole "
-     "storage lives: count the storage's bytes.")  # fmt: skip
+hint(4, "bytes-of-views", "In “{stack}”, you count {bytes} bytes for layers[{layer}]; {true} is right. The layer "
+                          "keeps a view, and a view keeps its whole storage alive. Count the "
+                          "storage's bytes.")  # fmt: skip
 slip(4, "bytes-of-views", ("storage.nbytes()", "tensor.nbytes"))
 slip(4, "bytes-of-views", ("storage.nbytes()", "4 * tensor.numel()"))
 variant(4, "bytes-of-views", LISTS, ("t.untyped_storage().nbytes()", "t.numel() * t.element_size()"))
 
-hint(4, "four-bytes", "In “{stack}”, layers[{layer}] is said to keep {bytes} bytes; {true} is right. Not every number has four bytes: a mask has one, "
-     "float64 eight.")  # fmt: skip
+hint(4, "four-bytes", "In “{stack}”, you count {bytes} bytes for layers[{layer}]; {true} is right. Not every "
+                      "number has four bytes: one of a mask has one, one in float64 has eight.")  # fmt: skip
 slip(4, "four-bytes", ("storage.nbytes()", "4 * (storage.nbytes() // tensor.element_size())"))
 variant(4, "four-bytes", LISTS, ("t.untyped_storage().nbytes()", "t.untyped_storage().nbytes() // t.itemsize * 4"))
 
-hint(4, "outputs-counted", "In “{stack}”, layers[{layer}] is said to keep {bytes} bytes; {true} is right. Neither what a layer takes in nor what it gives out is what it "
-     "keeps: "
-     "ask autograd, with saved-tensor hooks.")  # fmt: skip
+hint(4, "outputs-counted", "In “{stack}”, you count {bytes} bytes for layers[{layer}]; {true} is right. A layer "
+                           "keeps neither simply its input nor simply its output. Ask autograd, with saved-tensor "
+                           "hooks.")  # fmt: skip
 OUTPUTS = (
     LISTS.split("def kept_bytes")[0]
     + "def kept_bytes(layers, x):\n    sizes = []\n    for layer in layers:\n        x = layer(x)\n        sizes.append(x.nbytes)\n    return sizes\n\n\ndef predict_memory"
@@ -150,8 +155,8 @@ INPUTS = OUTPUTS.replace(
 bank.text(4, "outputs-counted", INPUTS)
 variant(4, "outputs-counted", INPUTS, ("x.nbytes", "x.numel() * x.element_size()"))
 
-hint(4, "sums-so-far", "In “{stack}”, layers[{layer}] is said to keep {bytes} bytes; {true} is right. It looks like the sum of this layer and those before "
-     "it: begin at 0 for each.")  # fmt: skip
+hint(4, "sums-so-far", "In “{stack}”, you count {bytes} bytes for layers[{layer}]; {true} is right. Yours looks "
+                       "like the sum of this layer and those before it. Start at 0 for each layer.")  # fmt: skip
 slip(4, "sums-so-far", ("found.append(0)", "found.append(found[-1] if found else 0)"))
 variant(4, "sums-so-far", LISTS, ("return sizes", "return [sum(sizes[: i + 1]) for i in range(len(sizes))]"))
 
@@ -163,7 +168,7 @@ hint(
 slip(4, "parts-form", ('"optimizer states"', '"states"'))
 variant(4, "parts-form", LISTS, ('"optimizer states"', '"optimizer"'))
 
-hint(4, "model-run", "predict_memory ran the model. It is to predict: by formula, with nothing computed.")
+hint(4, "model-run", "predict_memory ran the model. It must predict: use formulas, and compute nothing with the model.")
 slip(
     4,
     "model-run",
@@ -183,25 +188,28 @@ variant(
     ),
 )
 
-hint(4, "weights-allocated", "predict_memory allocated large tensors. A model of 100 billion parameters must be predictable too: build it on the meta device, "
-     "or count by formula.")  # fmt: skip
+hint(4, "weights-allocated", "predict_memory allocated large tensors. It must also work for a model of 100 billion "
+                             "parameters: build the model on the meta device, or count by formula.")  # fmt: skip
 slip(4, "weights-allocated", ('torch.device("meta")', 'torch.device("cpu")'))
 variant(4, "weights-allocated", LISTS, ("    tokens = 1 +", "    ViT(config)\n    tokens = 1 +"))
 
-hint(4, "wrong-parameters", "The bytes of the parameters, over the true ones, of four transformers: {ratios}.")
+hint(4, "wrong-parameters", "For four transformers, your bytes of the parameters, divided by the true ones, give "
+                            "{ratios}.")
 slip(4, "wrong-parameters", ('"parameters": 4 * n', '"parameters": n'))
 variant(4, "wrong-parameters", LISTS, ("+ d + d + tokens * d", "+ d + d"))
 hint(
     4,
     "wrong-gradients",
-    "The bytes of the gradients, over the true ones, of four transformers: {ratios}. Each parameter has one, in float32.",
+    "For four transformers, your bytes of the gradients, divided by the true ones, give {ratios}. Each parameter "
+    "has one gradient, in float32.",
 )
 slip(4, "wrong-gradients", ('"gradients": 4 * n', '"gradients": 2 * n'))
 variant(4, "wrong-gradients", LISTS, ('"gradients": weights * 4', '"gradients": weights * 8'))
 hint(
     4,
     "wrong-states",
-    "The bytes of the optimizer states, over the true ones, of four transformers: {ratios}. AdamW keeps two numbers for each parameter.",
+    "For four transformers, your bytes of the optimizer states, divided by the true ones, give {ratios}. AdamW "
+    "keeps two numbers for each parameter.",
 )
 slip(4, "wrong-states", ('"optimizer states": 8 * n', '"optimizer states": 4 * n'))
 slip(4, "wrong-states", ('"optimizer states": 8 * n', '"optimizer states": 12 * n'))
@@ -210,7 +218,8 @@ variant(4, "wrong-states", LISTS, ('"optimizer states": weights * 8', '"optimize
 hint(
     4,
     "wrong-activations",
-    "Predicted over measured activations of four transformers, one with many tokens, one with few, one mostly head, one mostly image: {ratios}. Go through the table, operation by operation.",
+    "For four transformers (one with many tokens, one with few, one mostly head, one mostly image), your "
+    "activations divided by the measured ones give {ratios}. Go through the table, operation by operation.",
 )
 slip(4, "wrong-activations", ("head = norm + s * d + config.classes", "head = 9 * config.classes"))
 slip(4, "wrong-activations", ("norm = s * (d + 2)", "norm = s * 2 * d"))

@@ -98,18 +98,21 @@ FRONT_HELD = "        held = held + (inp if again else kept)\n"
 
 slip(5, "nothing-returned", ("    return peak\n", ""))
 
-hint(5, "wrong-peak", "That is not the peak. For each block add its work to what the blocks before it hold (kept, or the input alone if they "
-     "are recomputed), and take the largest of these sums.")  # fmt: skip
+hint(5, "wrong-peak", "That is not the peak. For each block, add its work to what the blocks before it hold (what "
+                      "they keep, or only their input if they are recomputed). The peak is the largest of these "
+                      "sums.")  # fmt: skip
 slip(5, "wrong-peak", (WORK, "        peak = max(peak, block.work)\n"))
 variant(5, "wrong-peak", FRONT, ("max(sums)", "sums[-1]"))
 
-hint(5, "live-block-forgotten", "That is what all blocks hold at the end of the forward pass. But a block at work needs more: while it is "
-     "recomputed, all its activations live again, beside what the blocks before it hold.")  # fmt: skip
+hint(5, "live-block-forgotten", "That is what all blocks hold at the end of the forward pass. But a block at work "
+                                "needs more: while it is recomputed, all its activations are in memory again, "
+                                "beside what the blocks before it hold.")  # fmt: skip
 slip(5, "live-block-forgotten", (WORK, ""), (HELD, HELD + "        peak = held\n"))
 variant(5, "live-block-forgotten", FRONT, ("max(sums)", "held"))
 
-hint(5, "later-blocks-counted", "While a block is at work, the blocks after it hold nothing: forward has not been there yet, and backward has "
-     "freed them. Count the blocks before it alone.")  # fmt: skip
+hint(5, "later-blocks-counted", "While a block is at work, the blocks after it hold nothing: the forward pass has "
+                                "not reached them yet, or the backward pass has freed them. Count only the blocks "
+                                "before it.")  # fmt: skip
 slip(
     5,
     "later-blocks-counted",
@@ -118,8 +121,8 @@ slip(
 )
 variant(5, "later-blocks-counted", FRONT, (FRONT_WORK, "        sums += [work]\n"), ("max(sums)", "held + max(sums)"))
 
-hint(5, "own-bytes-twice", "The block at work is counted twice: its work contains already what it keeps, and its input. What it holds itself "
-     "counts for the blocks after it.")  # fmt: skip
+hint(5, "own-bytes-twice", "The block at work is counted twice: its work already includes what it keeps, and its "
+                           "input. What a block holds counts only for the blocks after it.")  # fmt: skip
 slip(5, "own-bytes-twice", (WORK + HELD, HELD + WORK))
 slip(5, "own-bytes-twice", (WORK, "        peak = max(peak, held + block.work + again * block.kept)\n"))
 slip(5, "own-bytes-twice", (WORK, "        peak = max(peak, held + block.work + again * block.input)\n"))
@@ -128,40 +131,41 @@ variant(5, "own-bytes-twice", FRONT, (FRONT_WORK + FRONT_HELD, FRONT_HELD + FRON
 hint(
     5,
     "input-not-held",
-    "A block that is recomputed holds its input until then: without it there would be nothing to compute again from.",
+    "A block that is recomputed holds its input until then: without it, there would be nothing to recompute from.",
 )
 slip(5, "input-not-held", (HELD, "        held += 0 if again else block.kept\n"))
 variant(5, "input-not-held", FRONT, ("(inp if again else kept)", "(not again) * kept"))
 
-hint(5, "peak-inverted", "True and False are exchanged: a block with True is recomputed, and holds its input alone.")
+hint(5, "peak-inverted", "True and False are swapped: a block with True is recomputed, and holds only its input.")
 slip(5, "peak-inverted", (HELD, "        held += block.kept if again else block.input\n"))
 variant(5, "peak-inverted", FRONT, ("(inp if again else kept)", "(kept if again else inp)"))
 
-hint(5, "from-the-end", "Blocks were gone through from the last to the first. In backward as well, those *before* a block, in the order of "
-     "forward, still hold their bytes.")  # fmt: skip
+hint(5, "from-the-end", "You go through the blocks from last to first. In the backward pass too, it is the blocks "
+                        "*before* a block, in forward order, that still hold their bytes.")  # fmt: skip
 slip(5, "from-the-end", ("zip(blocks, recomputed)", "zip(blocks[::-1], recomputed[::-1])"))
 variant(5, "from-the-end", FRONT, ("zip(blocks, recomputed)", "reversed([*zip(blocks, recomputed)])"))
 
-hint(5, "work-of-some", "Every block has its work while it is computed, recomputed or not.")
+hint(5, "work-of-some", "Every block needs its work while it is computed, recomputed or not.")
 slip(5, "work-of-some", (WORK, "        peak = max(peak, held + (block.work if again else block.kept))\n"))
 variant(5, "work-of-some", FRONT, (FRONT_WORK, "        sums += [held + (work if again else kept)]\n"))
 
 hint(
     5,
     "kept-for-work",
-    "Of the block at work only what it keeps was counted. Its work, gradients and temporary results among it, is more.",
+    "For the block at work, you count only what it keeps. Its work is more: it includes gradients and temporary "
+    "results.",
 )
 slip(5, "kept-for-work", (WORK, "        peak = max(peak, held + block.kept)\n"))
 variant(5, "kept-for-work", FRONT, (FRONT_WORK, "        sums += [held + kept]\n"))
 
-hint(5, "choice-form", "choose_blocks returns a list with True or False for each block, not {first}.")
+hint(5, "choice-form", "choose_blocks returns a list with one True or False for each block, not {first}.")
 slip(
     5, "choice-form", ("return min(found.values())[1]", "return [i for i, x in enumerate(min(found.values())[1]) if x]")
 )
 variant(5, "choice-form", FRONT, ("return front[-1][2]", "return front[-1]"))
 
-hint(5, "one-list", "choose_blocks returns one True or False for each block, not {first}. Do several ways append to one list? Each needs a "
-     "list of its own: [*choices, again].")  # fmt: skip
+hint(5, "one-list", "choose_blocks returns one True or False for each block, not {first}. Do several ways append "
+                    "to the same list? Each needs its own: [*choices, again].")  # fmt: skip
 slip(5, "one-list", ("[*choices, again]", "choices.append(again) or choices"))
 variant(
     5,
@@ -171,7 +175,7 @@ variant(
     ("(*r, 1)", "r.append(1) or r"),
 )
 
-hint(5, "gives-up", "None was returned for a budget under which a list fits.")
+hint(5, "gives-up", "You returned None for a budget that a list fits.")
 slip(5, "gives-up", ("block.work > budget", "block.work + block.input > budget"))
 variant(5, "gives-up", FRONT, ("w[0] + work <=", "w[0] + kept + work <="))
 
@@ -200,38 +204,40 @@ def ordered(slug, order, *, is_variant=False):
     bank.text(5, slug, ORDERED.replace("ORDER", order), variant=is_variant)
 
 
-hint(5, "over-budget", "With this list the peak is above the budget. It must hold for every block: its work beside all that the blocks "
-     "before it hold.")  # fmt: skip
+hint(5, "over-budget", "With this list, the peak is above the budget. Every block must fit: its work plus all that "
+                       "the blocks before it hold.")  # fmt: skip
 slip(5, "over-budget", ("            if held + block.work > budget:\n                continue\n", ""))
 slip(5, "over-budget", ("held + block.work > budget", "block.work > budget"))
 variant(5, "over-budget", FRONT, ("if w[0] + work <= budget", "if work <= budget"))
 
-hint(5, "held-alone", "What all blocks hold at the end is within the budget, the peak is not: while a block runs, its work lives beside "
-     "what the blocks before it hold. Test the budget with the work, at every block.")  # fmt: skip
+hint(5, "held-alone", "What all blocks hold at the end is within the budget, but the peak is not: while a block "
+                      "runs, its work is in memory beside what the blocks before it hold. Compare with the budget "
+                      "at every block, work included.")  # fmt: skip
 slip(5, "held-alone", ("if held + block.work > budget", "if held > budget"), (
     "    return min(found.values())[1] if found else None", "    found = {h: v for h, v in found.items() if h <= budget}\n    return min(found.values())[1] if found else None"))  # fmt: skip
 variant(5, "held-alone", FRONT, ("if w[0] + work <= budget", "if w[0] <= budget"), (
     "return front[-1][2] if front", "front = [w for w in front if w[0] <= budget]\n    return front[-1][2] if front"))  # fmt: skip
 
-hint(5, "inverted", "True and False are exchanged: True stands for a block that is recomputed.")
+hint(5, "inverted", "True and False are swapped: True is for a block that is recomputed.")
 slip(5, "inverted", ("return min(found.values())[1]", "return [not x for x in min(found.values())[1]]"))
 variant(5, "inverted", FRONT, ("return front[-1][2]", "return [1 - x for x in front[-1][2]]"))
 
-hint(5, "reversed", "The list is in reverse: its first entry stands for the first block of the forward pass.")
+hint(5, "reversed", "The list is reversed: its first entry is for the first block of the forward pass.")
 slip(5, "reversed", ("return min(found.values())[1]", "return min(found.values())[1][::-1]"))
 variant(5, "reversed", FRONT, ("return front[-1][2]", "return front[-1][2][::-1]"))
 
 hint(
     5,
     "not-cheapest",
-    "The peak fits, but another list that fits needs fewer extra operations. Their sum counts, not how many blocks "
-    "are recomputed.",
+    "The peak fits, but another list that fits needs fewer extra operations. The sum of the operations counts, not "
+    "the number of blocks that are recomputed.",
 )
 slip(5, "not-cheapest", ("(True, block.input, block.operations)", "(True, block.input, 1)"))  # the fewest blocks
 variant(5, "not-cheapest", FRONT, ("c + operations,", "c + 1,"))
 
-hint(5, "greedy", "Blocks were taken one by one, the seemingly best first, until the peak was below the budget: here other lists cost less. "
-     "The last one taken often frees far more than was needed, and recomputing a late block does not help an early one.")  # fmt: skip
+hint(5, "greedy", "You take blocks one by one, the seemingly best first, until the peak fits. Here, other lists "
+                  "cost less. The last block taken often frees far more than needed, and recomputing a late block "
+                  "does not help an early one.")  # fmt: skip
 ordered("greedy", f"blocks[i].operations / {SAVED}")
 ordered("greedy", f"-{SAVED}")
 ordered("greedy", "blocks[i].operations")
@@ -255,8 +261,8 @@ RELIEF = (
 )
 bank.text(5, "greedy", RELIEF)
 
-hint(5, "in-order", "The first blocks were recomputed, as many as it takes. They may be the dearest: the choice must look at what each one "
-     "frees and costs.")  # fmt: skip
+hint(5, "in-order", "You recompute the first blocks, as many as it takes. They may be the most expensive: look at "
+                    "what each block frees and what it costs.")  # fmt: skip
 ordered("in-order", "i")
 variant(5, "in-order", ORDERED.replace("ORDER", "i"), (
     "    recomputed = [False]", "    for k in range(len(blocks) + 1):\n        if peak_bytes(blocks, [i < k for i in range(len(blocks))]) <= budget:\n            return [i < k for i in range(len(blocks))]\n    recomputed = [False]"))  # fmt: skip
@@ -264,7 +270,7 @@ variant(5, "in-order", ORDERED.replace("ORDER", "i"), (
 hint(
     5,
     "all-or-nothing",
-    "Either all blocks were recomputed or none. There is a list between the two that fits and costs less.",
+    "You recompute either all blocks or none. A list between the two fits and costs less.",
 )
 ALL = (
     ORDERED.split("def choose_blocks")[0]
@@ -280,8 +286,8 @@ variant(5, "all-or-nothing", ALL, ("(False, True)", "(0, 1)"))
 hint(
     5,
     "most-bytes",
-    "What is to be small is the number of operations of the blocks that are recomputed: not the bytes that are held, nor "
-    "the operations of the blocks that are kept, which are done once.",
+    "Minimize the operations of the blocks that are recomputed: not the bytes held, nor the operations of the "
+    "blocks that are kept, which run only once.",
 )
 slip(5, "most-bytes", ("return min(found.values())[1]", "return found[min(found)][1]"))
 slip(5, "most-bytes", ("return min(found.values())[1]", "return found[max(found)][1]"))
@@ -303,7 +309,7 @@ variant(
 hint(
     5,
     "first-way-kept",
-    "Where two ways lead to the same number of bytes held, the cheaper one must stay, not the one that came last or first.",
+    "Where two ways lead to the same number of bytes held, keep the cheaper one, not simply the last or the first.",
 )
 slip(
     5,
@@ -324,8 +330,9 @@ slip(5, "impossible", ("    return min(found.values())[1] if found else None", "
 slip(5, "impossible", ("if found else None", "if found else [True] * len(blocks)"))
 variant(5, "impossible", FRONT, ("if front else None", "if front else []"))
 
-hint(5, "too-slow", "48 blocks took more than {seconds} s of processor time. Go neither through all lists nor through all numbers of bytes: "
-     "remember of each number of bytes that is really reached only the cheapest way to it.")  # fmt: skip
+hint(5, "too-slow", "48 blocks took more than {seconds} s of processor time. Do not go through all lists, nor "
+                    "through all numbers of bytes: for each number of bytes that is really reached, remember only "
+                    "the cheapest way to it.")  # fmt: skip
 BRUTE = (
     ORDERED.split("def choose_blocks")[0]
     + """def choose_blocks(blocks, budget):
@@ -362,8 +369,8 @@ variant(5, "too-slow", TABLE)
 hint(
     5,
     "large-not-cheapest",
-    "For 48 blocks of four stages the list is not the best one that fits, though it was for nine blocks. A way may be "
-    "dropped only for a cheaper one that holds no more bytes: the cheapest of all may not fit at a later block.",
+    "For 48 blocks of four stages, your list is not the best one that fits, though it was for nine blocks. Drop a "
+    "way only for a cheaper one that holds no more bytes: the cheapest of all may not fit at a later block.",
 )
 slip(
     5,

@@ -56,14 +56,15 @@ TAKEN = "    optimizers = {p: make([p]) for p in model.parameters() if p.require
 LIST = "    return list(optimizers.values())"
 
 slip(6, "nothing-returned", (LIST, "    return None"))
-hint(6, "optimizers-form", "Return the list of optimizers; what came back is {what}.")
+hint(6, "optimizers-form", "Return the list of optimizers; you returned {what}.")
 slip(6, "optimizers-form", (LIST, "    return optimizers"))
 slip(6, "optimizers-form", (LIST, "    return list(optimizers)"))
 slip(6, "optimizers-form", ("in model.parameters()", "in model.parameters(recurse=False)"))
 variant(6, "optimizers-form", ONE, ("return [optimizer]", "return optimizer"))
 
-hint(6, "nothing-moves", "After loss.backward() no weight has moved. Is a step done inside it, when the gradient is there? A hook of "
-     "register_hook comes before p.grad is set; one of register_post_accumulate_grad_hook after it.")  # fmt: skip
+hint(6, "nothing-moves", "After loss.backward(), no weight has moved. Is a step made during backward, once the "
+                         "gradient is there? A register_hook hook runs before p.grad is set, a "
+                         "register_post_accumulate_grad_hook one after it.")  # fmt: skip
 slip(6, "nothing-moves", (REGISTER, "        pass\n"))
 slip(6, "nothing-moves", (REGISTER, "        p.register_hook(lambda g, p=p: update(p))\n"))
 variant(
@@ -76,13 +77,15 @@ variant(
     ),
 )
 
-hint(6, "few-move", "After loss.backward() only {moved} of {all} parameters have moved. A function made in a loop sees the loop variable's "
-     "last value when it is called: use the parameter that the hook is given.")  # fmt: skip
+hint(6, "few-move", "After loss.backward(), only {moved} of {all} parameters have moved. A function made in a loop "
+                    "sees the loop variable's last value when it is called. Use the parameter that the hook "
+                    "receives.")  # fmt: skip
 slip(6, "few-move", (REGISTER, "        p.register_post_accumulate_grad_hook(lambda _: update(p))\n"))
 variant(6, "few-move", CLOSURES, ("functools.partial(update, optimizer=made[-1])", "lambda p: update(p, made[-1])"))
 
-hint(6, "some-left-out", "After loss.backward() only {moved} of {all} parameters have moved. Each that needs a gradient has a hook, and an optimizer "
-     "that makes its step: weights and biases, of the first layer and of the last.")  # fmt: skip
+hint(6, "some-left-out", "After loss.backward(), only {moved} of {all} parameters have moved. Each parameter that "
+                         "needs a gradient needs a hook, and an optimizer that makes its step: weights and biases, "
+                         "from the first layer to the last.")  # fmt: skip
 slip(6, "some-left-out", ("if p.requires_grad}", "if p.requires_grad and p.dim() > 1}"))
 slip(6, "some-left-out", ("{p: make([p])", "{p.shape: make([p])"), ("optimizers[p]", "optimizers[p.shape]"), (
     "for p in optimizers:", "for p in [p for p in model.parameters() if p.requires_grad]:"))  # fmt: skip
@@ -93,8 +96,8 @@ variant(
     ("            if p.requires_grad:", "            if p.requires_grad and p.dim() == 2:"),
 )
 
-hint(6, "hook-returns", "A hook returned something, and may return only None: end it without a return. A lambda returns its value, and one with "
-     "several calls a tuple.")  # fmt: skip
+hint(6, "hook-returns", "A hook returned something, but it may return only None: end it without a return. A lambda "
+                        "returns its value, and one with several calls returns a tuple.")  # fmt: skip
 slip(6, "hook-returns", (REGISTER, "        p.register_post_accumulate_grad_hook(lambda q: (update(q), q.grad))\n"))
 variant(
     6,
@@ -106,8 +109,9 @@ variant(
     ),
 )
 
-hint(6, "wrong-weights", "After four steps the weights have gone {times} times as far as in the usual loop (wrong: {names}). Use "
-     "each gradient once, unchanged, for one step of an optimizer that `make` returned.")  # fmt: skip
+hint(6, "wrong-weights", "After four steps, the weights have moved {times} times as far as in the usual loop "
+                         "(wrong: {names}). Use each gradient once, unchanged, for one step of an optimizer that "
+                         "`make` returned.")  # fmt: skip
 slip(
     6,
     "wrong-weights",
@@ -129,7 +133,8 @@ variant(
 hint(
     6,
     "unfrozen",
-    "A frozen weight has moved: leave requires_grad as it is, and give no hook to what needs no gradient.",
+    "A frozen weight has moved. Leave requires_grad as it is, and register no hook on a parameter that needs no "
+    "gradient.",
 )
 slip(6, "unfrozen", (TAKEN, "    model.requires_grad_()\n" + TAKEN))
 variant(
@@ -139,13 +144,14 @@ variant(
     ("    optimizer = make", "    for p in model.parameters():\n        p.requires_grad = True\n    optimizer = make"),
 )
 
-hint(6, "gradients-add-up", "The gradient of one step was still there in the next one, and both were added up. Set p.grad to None once "
-     "it is used.")  # fmt: skip
+hint(6, "gradients-add-up", "The gradient of one step was still there in the next, and the two were added up. Set "
+                            "p.grad to None once it is used.")  # fmt: skip
 slip(6, "gradients-add-up", ("        p.grad = None\n", ""))
 variant(6, "gradients-add-up", CLOSURES, ("            optimizer.zero_grad(set_to_none=True)\n", ""))
 
-hint(6, "used-again", "Each hook makes the step of all parameters, and those whose gradient had come earlier still have it: they were moved "
-     "several times. Step once a gradient, and drop it at once.")  # fmt: skip
+hint(6, "used-again", "Each hook makes the step of all parameters, and the parameters whose gradient came earlier "
+                      "still have it, so they are moved several times. Make one step per gradient, and drop the "
+                      "gradient at once.")  # fmt: skip
 variant(6, "used-again", ONE, ("        optimizer.zero_grad()", "        optimizer.zero_grad() if p is first else None"), (
     "    def update(p)", "    first = next(model.parameters())\n\n    def update(p)"))  # fmt: skip
 slip(
@@ -157,31 +163,35 @@ slip(
     ),
 )
 
-hint(6, "zero-skipped", "A parameter whose gradient is 0 is left out. In the usual loop it goes on: momentum moves it, and weight decay makes it smaller.")
+hint(6, "zero-skipped", "You skip a parameter whose gradient is 0. In the usual loop it still changes: momentum "
+                        "moves it, and weight decay shrinks it.")
 slip(6, "zero-skipped", ("        optimizers[p].step()", "        if p.grad.any():\n            optimizers[p].step()"))
 variant(6, "zero-skipped", CLOSURES, ("if p.grad is not None:", "if p.grad is not None and p.grad.abs().max() > 0:"))
 
-hint(6, "state-lost", "With plain SGD the weights are right; with an optimizer that remembers something they are not. Make the optimizers once, "
-     "before the first step, and let them make each step: momentum and variance live in them.")  # fmt: skip
+hint(6, "state-lost", "With plain SGD the weights are right, but with an optimizer that has a state they are not. "
+                      "Make the optimizers once, before the first step, and use them for every step: they hold "
+                      "momentum and variance.")  # fmt: skip
 slip(6, "state-lost", ("optimizers[p].step()", "make([p]).step()"))
 variant(6, "state-lost", ONE, ("        optimizer.step()", "        make([p]).step()"))
 
 hint(
     6,
     "rate-ignored",
-    "The rates that a loop sets in the returned optimizers have no effect. Return those that make the steps.",
+    "The learning rates that a loop sets in the returned optimizers have no effect. Return the optimizers that "
+    "make the steps.",
 )
 slip(6, "rate-ignored", (LIST, "    return [make([p]) for p in optimizers]"))
 variant(6, "rate-ignored", ONE, ("return [optimizer]", "return [make([p]) for p in model.parameters()]"))
 
-hint(6, "gradients-left", "After backward {left} of {all} gradients are still there. p.grad shall be None: a gradient of zeros takes as much memory "
-     "as any other.")  # fmt: skip
+hint(6, "gradients-left", "After backward, {left} of {all} gradients are still there. p.grad must be None: a "
+                          "gradient of zeros takes as much memory as any other.")  # fmt: skip
 slip(6, "gradients-left", ("p.grad = None", "p.grad.zero_()"))
 slip(6, "gradients-left", ("p.grad = None", "optimizers[p].zero_grad(set_to_none=False)"))
 slip(6, "gradients-left", ("p.grad = None", "p.grad *= 0"), variant=True)
 
-hint(6, "moved-too-early", "A hook changed a weight that backward still needed: it may make the step of its own parameter alone, as an optimizer "
-     "moves all that have a gradient, even one of zeros.")  # fmt: skip
+hint(6, "moved-too-early", "A hook changed a weight that backward still needed. It may make only the step of its "
+                           "own parameter: an optimizer moves every parameter that has a gradient, even one of "
+                           "zeros.")  # fmt: skip
 slip(
     6,
     "moved-too-early",
@@ -192,8 +202,9 @@ slip(
 )
 variant(6, "moved-too-early", ONE, ("optimizer.zero_grad()", "optimizer.zero_grad(set_to_none=False)"))
 
-hint(6, "gradients-together", "At some moment memory for {layers} gradients is in use beside weights and states, of {all} layers. Nothing may hold a gradient "
-     "once its step is done: no list, and no waiting for the last one.")  # fmt: skip
+hint(6, "gradients-together", "At some moment, the gradients of {layers} layers out of {all} are in memory beside "
+                              "weights and states. Nothing may hold a gradient once its step is made: keep no "
+                              "list, and do not wait for the last gradient.")  # fmt: skip
 TOGETHER = (
     STEP,
     "        ready.append(p)\n        if len(ready) == len(optimizers) or p is first:\n            for q in ready:\n                optimizers[q].step()\n                q.grad = None\n            ready.clear()\n",
@@ -213,7 +224,7 @@ variant(6, "gradients-together", CLOSURES, ("            optimizer.zero_grad(set
 hint(
     6,
     "not-refused",
-    "With {name} given, nothing was refused. It needs all gradients before the first step: raise a ValueError.",
+    "With {name}, nothing was refused. It needs all gradients before the first step: raise a ValueError.",
 )
 slip(6, "not-refused", ("if max_norm is not None:", "if max_norm is not None and max_norm > 1:"))
 slip(6, "not-refused", ("if micro_batches > 1:", "if micro_batches < 1:"))
@@ -221,7 +232,7 @@ slip(6, "not-refused", ("if scaler is not None:", "if scaler is True:"))
 variant(6, "not-refused", ONE, (" and scaler is None", ""))
 variant(6, "not-refused", CLOSURES, ("micro_batches != 1", "False"))
 
-hint(6, "refused-otherwise", "With {name} given it ended with {error}; a ValueError is expected, that says why.")
+hint(6, "refused-otherwise", "With {name}, you raised {error}. A ValueError that says why is expected.")
 slip(
     6,
     "refused-otherwise",
@@ -246,7 +257,7 @@ variant(
 hint(
     6,
     "refused-late",
-    "With {name} given there was a ValueError, but the model is changed already: its hooks make steps. Refuse first.",
+    "With {name}, you raise a ValueError, but the model is already changed: its hooks make steps. Refuse first.",
 )
 slip(6, "refused-late", ("    if scaler is not None:\n        raise ValueError(\"whether to skip a step is known when its first updates are done already\")\n", ""), (
     LIST, "    if scaler is not None:\n        raise ValueError('skip')\n" + LIST))  # fmt: skip

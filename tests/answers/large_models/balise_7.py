@@ -59,7 +59,7 @@ def largest_batch(bytes_of, memory, most):
 bank.slip(7, None, ("(stage >= 2) + (stage >= 3)", "max(0, stage - 1)"))
 bank.text(7, None, DOUBLING.replace("int(planner", "float(planner"))
 
-bank.hint(7, "not-a-number", "rank_bytes returns one number: bytes.")
+bank.hint(7, "not-a-number", "rank_bytes returns one number, in bytes.")
 bank.slip(
     7, "not-a-number", ("return states + batch * activations + moment", "return states, batch * activations, moment")
 )
@@ -68,19 +68,19 @@ bank.variant(7, "not-a-number", BISECT, ("return held.parameters + ", "return he
 bank.hint(
     7,
     "images-shared-out",
-    "The batch is this rank's own already: other ranks have other images, and take none of these.",
+    "The batch is already this rank's own: other ranks have other images, and take none of these.",
 )
 bank.slip(7, "images-shared-out", ("batch * activations", "batch * activations / n_ranks"))
 bank.variant(7, "images-shared-out", BY_PARTS, ("activations * batch", "activations * batch / n_ranks"))
 
-bank.hint(7, "one-image", "Each image of the batch has its activations: `activations` is for one.")
+bank.hint(7, "one-image", "Each image of the batch has its own activations: `activations` is for one image.")
 bank.slip(7, "one-image", ("batch * activations", "activations"))
 bank.variant(7, "one-image", BY_PARTS, ("activations * batch", "activations"))
 
 bank.hint(
     7,
     "shared-in-ddp",
-    "In stage 0, DDP, nothing is shared out: each rank has all states, however many ranks there are.",
+    "In stage 0, DDP, nothing is sharded: each rank has all states, however many ranks there are.",
 )
 bank.slip(7, "shared-in-ddp", ("n_ranks, stage).total", "n_ranks, stage).total / (n_ranks if stage == 0 else 1)"))
 bank.slip(7, "shared-in-ddp", ("n_ranks, stage).total", "n_ranks, 3).total"))
@@ -90,21 +90,23 @@ bank.variant(7, "shared-in-ddp", BY_PARTS, ("if stage >= 1:", "if stage >= 0:"))
 bank.hint(
     7,
     "moment-in-ddp",
-    "DDP has all weights and gradients whole all the time. Nothing more lives for a moment: that begins with stage 2.",
+    "DDP keeps all weights and gradients whole all the time. Nothing extra is held for a moment: that begins with "
+    "stage 2.",
 )
 bank.slip(7, "moment-in-ddp", ("((stage >= 2) + (stage >= 3))", "2"))
 bank.slip(7, "moment-in-ddp", ("((stage >= 2) + (stage >= 3))", "(1 + (stage >= 3))"))
 bank.variant(7, "moment-in-ddp", BISECT, ("[0, 0, 2, 4]", "[2, 2, 2, 4]"))
 
-bank.hint(7, "moment-forgotten", "States and activations are here. In stages 2 and 3 something lives for a moment: a block's whole gradient, in "
-          "stage 3 its gathered weights as well.")  # fmt: skip
+bank.hint(7, "moment-forgotten", "States and activations are counted. In stages 2 and 3, a rank also holds "
+                                 "something for a moment: a block's whole gradient, and in stage 3 its gathered "
+                                 "weights too.")  # fmt: skip
 bank.slip(7, "moment-forgotten", ("+ moment", ""))
 bank.variant(7, "moment-forgotten", BY_PARTS, (" + 2 * largest", ""))
 
 bank.hint(
     7,
     "gradients-whole-too",
-    "In stage 3 a block is whole twice for a moment: its gathered weights, and its gradient before it is shared out.",
+    "In stage 3, a block is whole twice for a moment: its gathered weights, and its gradient before it is sharded.",
 )
 bank.slip(7, "gradients-whole-too", ("(stage >= 2) + (stage >= 3)", "stage >= 3"))
 bank.slip(7, "gradients-whole-too", ("(stage >= 2) + (stage >= 3)", "stage >= 2"))
@@ -113,7 +115,7 @@ bank.variant(7, "gradients-whole-too", BISECT, ("[0, 0, 2, 4]", "[0, 0, 2, 2]"))
 bank.hint(
     7,
     "all-gathered",
-    "Stage 3 gathers one block after the other, and lets go of each: of the whole model only the largest block counts.",
+    "Stage 3 gathers one block after another, and frees each: only the largest block counts, not the whole model.",
 )
 bank.slip(7, "all-gathered", ("2 * largest *", "2 * n_parameters *"))
 bank.variant(7, "all-gathered", BY_PARTS, ("2 * largest", "2 * n_parameters"))
@@ -121,14 +123,16 @@ bank.variant(7, "all-gathered", BY_PARTS, ("2 * largest", "2 * n_parameters"))
 bank.hint(
     7,
     "stage-ignored",
-    "All stages give the same here. Stage 1 shares out the optimizer's states, 2 also gradients, 3 also weights.",
+    "All your stages give the same. Stage 1 shards the optimizer's states, stage 2 also the gradients, stage 3 "
+    "also the weights.",
 )
 bank.slip(7, "stage-ignored", ("n_ranks, stage).total", "n_ranks, 0).total"))
 bank.variant(
     7, "stage-ignored", BISECT, ("state_bytes(n_parameters, n_ranks, stage)", "state_bytes(n_parameters, 1, stage)")
 )
 
-bank.hint(7, "elements-moment", "A parameter has 2 bytes: the moment's gradient and weights too.")
+bank.hint(7, "elements-moment", "A parameter has 2 bytes here. So do the gradients and weights that are held for a "
+                                "moment.")
 bank.slip(7, "elements-moment", ("2 * largest *", "largest *"))
 bank.slip(7, "elements-moment", ("2 * largest *", "4 * largest *"))
 bank.variant(7, "elements-moment", BISECT, ("[0, 0, 2, 4]", "[0, 0, 1, 2]"))
@@ -136,7 +140,7 @@ bank.variant(7, "elements-moment", BISECT, ("[0, 0, 2, 4]", "[0, 0, 1, 2]"))
 bank.hint(
     7,
     "moment-shared-out",
-    "What lives for a moment is a block's whole gradient, and its whole weights: not the share of one rank.",
+    "What is held for a moment is a block's whole gradient, and its whole weights, not one rank's share.",
 )
 bank.slip(7, "moment-shared-out", ("2 * largest *", "2 * largest / n_ranks *"))
 bank.slip(
@@ -149,7 +153,7 @@ bank.variant(7, "moment-shared-out", BY_PARTS, ("2 * largest", "2 * largest / n_
 bank.hint(
     7,
     "moment-each-image",
-    "What lives for a moment has the size of a block's parameters, however many images there are.",
+    "What is held for a moment has the size of a block's parameters, however many images there are.",
 )
 bank.slip(7, "moment-each-image", ("batch * activations + moment", "batch * (activations + moment)"))
 bank.variant(7, "moment-each-image", BISECT, ("[stage] * largest", "[stage] * largest * batch"))
@@ -157,45 +161,47 @@ bank.variant(7, "moment-each-image", BISECT, ("[stage] * largest", "[stage] * la
 bank.hint(
     7,
     "moment-in-1",
-    "In stage 1 each rank has all gradients anyway: nothing more lives for a moment. That begins with stage 2.",
+    "In stage 1, each rank has all gradients anyway: nothing extra is held for a moment. That begins with stage 2.",
 )
 bank.slip(7, "moment-in-1", ("(stage >= 2) + (stage >= 3)", "(stage >= 1) + (stage >= 3)"))
 bank.slip(7, "moment-in-1", ("((stage >= 2) + (stage >= 3))", "stage"))
 bank.variant(7, "moment-in-1", BISECT, ("[0, 0, 2, 4]", "[0, 2, 2, 4]"))
 
 bank.hint(
-    7, "gathered-in-2", "In stage 2 each rank has all weights anyway: of a block only the gradient lives for a moment."
+    7, "gathered-in-2", "In stage 2, each rank has all weights anyway: only a block's gradient is held for a moment."
 )
 bank.slip(7, "gathered-in-2", ("((stage >= 2) + (stage >= 3))", "2 * (stage >= 2)"))
 bank.variant(7, "gathered-in-2", BISECT, ("[0, 0, 2, 4]", "[0, 0, 4, 4]"))
 
 bank.hint(
-    7, "wrong-ddp", "These bytes are wrong: states, and the activations of each image. What does DDP hold beside them?"
+    7, "wrong-ddp", "These bytes are wrong. Count the states, and the activations of each image. What else does "
+                    "DDP hold?"
 )
 bank.slip(7, "wrong-ddp", ("batch * activations", "(batch - 1) * activations"))
 bank.slip(7, "wrong-ddp", ("return states + batch * activations + moment", "return states + moment"))
 bank.variant(7, "wrong-ddp", BY_PARTS, ("12 * n_parameters", "8 * n_parameters"))
 bank.hint(
-    7, "wrong-zero", "With DDP the bytes are right, here not: which states are shared out, and what lives for a moment?"
+    7, "wrong-zero", "The bytes are right with DDP, but not here: which states are sharded, and what is held for a "
+                     "moment?"
 )
 bank.slip(7, "wrong-zero", ("(stage >= 2) + (stage >= 3)", "(stage >= 1) + (stage >= 2) + 3 * (stage >= 3)"))
 bank.variant(7, "wrong-zero", BISECT, ("[0, 0, 2, 4]", "[0, 4, 0, 2]"))
 
-bank.hint(7, "not-a-batch", "largest_batch returns one whole number, 0 where nothing fits; it returned {kind}.")
+bank.hint(7, "not-a-batch", "largest_batch returns one whole number, 0 if nothing fits; you returned {kind}.")
 bank.slip(7, "not-a-batch", ("return fits", "return fits or None"))
 bank.slip(7, "not-a-batch", ("(fits + fails) // 2", "(fits + fails) / 2"))
 bank.variant(7, "not-a-batch", DOUBLING, ("return low", "return low, high"))
 
-bank.hint(7, "less-than", "A batch that fills the memory exactly fits: at most, not less than.")
+bank.hint(7, "less-than", 'A batch that fills the memory exactly fits: compare with "at most", not "less than".')
 bank.slip(7, "less-than", ("(middle) <= memory", "(middle) < memory"))
 bank.variant(7, "less-than", BISECT, ("bisect_right", "bisect_left"))
 
-bank.hint(7, "first-that-fails", "That is the smallest batch that does not fit. The one before it is asked for.")
+bank.hint(7, "first-that-fails", "That is the smallest batch that does not fit. Return the one before it.")
 bank.slip(7, "first-that-fails", ("return fits", "return fails"))
 bank.variant(7, "first-that-fails", BISECT, ("key=bytes_of)", "key=bytes_of) + 1"))
 
 bank.hint(
-    7, "power-of-two", "That is the largest power of two that fits. Batches between it and the next may fit as well."
+    7, "power-of-two", "That is the largest power of two that fits. Batches between it and the next power may fit too."
 )
 POWERS = DOUBLING.split("    high = min(")[0] + "    return low\n"
 bank.text(7, "power-of-two", POWERS)
@@ -204,7 +210,8 @@ bank.variant(7, "power-of-two", POWERS, ("return low", "return high // 2"))
 bank.hint(
     7,
     "as-if-straight",
-    "Memory need not grow in a straight line: two measurements do not tell the rest. Ask where you are going.",
+    "Memory need not grow in a straight line: two measurements do not give the rest. Measure near the batch that "
+    "you return.",
 )
 LINE = (
     BISECT.split("    return bisect")[0]
@@ -227,7 +234,8 @@ bank.variant(
 bank.hint(
     7,
     "wrong-batch",
-    "A larger batch fits as well, or this one does not: is `bytes_of` of what you return at most `memory`, and of one more above it?",
+    "Either a larger batch fits too, or this one does not. Is `bytes_of` at most `memory` for the batch you "
+    "return, and above it for one image more?",
 )
 bank.slip(7, "wrong-batch", ("fits = middle", "fits = middle + 1"))
 
@@ -237,7 +245,7 @@ bank.hint(7, "not-zero", "Not even one image fits here: return 0.")
 bank.slip(7, "not-zero", ("fits, fails = 0, most + 1", "fits, fails = 1, most + 1"))
 bank.variant(7, "not-zero", DOUBLING, ("return low", "return max(low, 1)"))
 
-bank.hint(7, "not-most", "`most` is the largest batch that is asked for, and it may be returned.")
+bank.hint(7, "not-most", "`most` is the largest batch to ask for, and it may be returned.")
 bank.slip(7, "not-most", ("0, most + 1", "0, most"))
 bank.variant(7, "not-most", BISECT, ("most + 1", "most"))
 
@@ -253,7 +261,8 @@ bank.variant(
 bank.hint(
     7,
     "asked-often",
-    "bytes_of may take seconds, and it was asked far more than log₂(most) times. Halve what is left with each question.",
+    "bytes_of may take seconds, and you called it far more than log₂(most) times. Halve the remaining range with "
+    "each call.",
 )
 BELOW = (
     BISECT.split("    return bisect")[0]
@@ -282,7 +291,8 @@ bank.variant(
     ),
 )
 
-bank.hint(7, "asked-twice", "bytes_of was asked for the same batch more than once, and a question may take seconds. Keep the answer.")
+bank.hint(7, "asked-twice", "bytes_of was called more than once for the same batch, and a call may take seconds. "
+                            "Keep the answer.")
 bank.slip(7, "asked-twice", ("            fits = middle\n        else:\n", "            fits = middle\n        elif bytes_of(middle) > memory:\n"))
 bank.variant(
     7,
@@ -294,8 +304,8 @@ bank.variant(
 bank.hint(
     7,
     "asked-again",
-    "bytes_of was asked for a batch of {batch} again and again: the search does not end. Between two neighbours, the "
-    "middle rounded down is the lower one: stop there.",
+    "bytes_of was called for a batch of {batch} again and again: the search does not end. Between two neighbours, "
+    "the middle rounded down is the lower one: stop there.",
 )
 bank.slip(7, "asked-again", ("while fails - fits > 1", "while fails - fits > 0"))
 STUCK = (
