@@ -13,38 +13,40 @@ from dlojz_tp.checking import Wrong
 from dlojz_tp.probes.files import Opened, open_descriptors
 
 HINTS = {
-    "opened-in-init": "{n} files were opened when the data set was made. With a million files that takes hours and all "
-    "memory: keep the paths, open in __getitem__.",
+    "opened-in-init": "{n} files were opened when the data set was made. With a million files, that takes hours "
+                      "and fills the memory. Keep the paths, and open each file in __getitem__.",
     "not-a-pair": "An item is a pair: (transform(picture), label).",
     "not-transformed": "The first half of an item must be what transform(picture) returned.",
-    "path-transformed": 'The transform was given {kind}. It is made for a decoded picture: Image.open(path).convert("RGB").',
-    "not-rgb": "The transform was given a picture of mode {mode}. Grey, palette and CMYK files exist in every large set: "
-    'convert("RGB").',
-    "picture-altered": "The transform was given another picture than the file's: resized, cut or turned. All of that belongs into the "
-    "transform, which sees the picture as it was decoded.",
-    "label-not-int": "The label must be the int that came with the path, not {kind}: the collate function makes a tensor "
-    "of the whole batch.",
-    "wrong-item": "The item is not the picture and label of this index.",
+    "path-transformed": "The transform was given {kind}. It expects a decoded picture: "
+                        'Image.open(path).convert("RGB").',
+    "not-rgb": "The transform was given a picture of mode {mode}. Every large set contains grey, palette and CMYK "
+               'files: use convert("RGB").',
+    "picture-altered": "The transform was given a picture that differs from the file's: resized, cropped or "
+                       "rotated. All of that belongs in the transform, which must see the picture as it was "
+                       "decoded.",
+    "label-not-int": "The label must be the int that came with the path, not {kind}: the collate function makes a "
+                     "tensor from the whole batch.",
+    "wrong-item": "The item is not the picture and the label of this index.",
     "wrong-length": "len(dataset) must be the number of items.",
-    "not-picklable": "Spawned workers get the data set through pickle, and it refuses: {error}. Keep no open file, lambda or "
-    "inner function in it.",
+    "not-picklable": "Spawned workers get the data set through pickle, which fails: {error}. Keep no open file, "
+                     "lambda or inner function in the data set.",
     "file-left-open": "{n} files are still open after their items were read. Use `with Image.open(path) as image:`.",
-    "pictures-kept": "After reading, the data set holds {size} of pictures, and each worker would hold its own. "
-    "Read and decode anew for each item.",
-    "file-not-named": "The error does not name the file: a training of a million files stops, and nobody knows at which. "
-    "Put the path into its message.",
+    "pictures-kept": "After reading, the data set holds {size} of pictures, and each worker would hold its own "
+                     "copy. Read and decode the file again for each item.",
+    "file-not-named": "The error does not name the file: a training on a million files stops, and nobody knows at "
+                      "which one. Put the path into the message.",
     "damage-hidden": "{what} gave an item instead of an error. A damaged file must be reported, not replaced or skipped.",
-    "loop-ends": "{what} raised {kind}: a loop over the data set takes that for its end, and stops without a word. Raise another error "
-    "that names the file.",
-    "truncation-allowed": "ImageFile.LOAD_TRUNCATED_IMAGES was switched on: the rest of the picture becomes grey, for the "
-    "whole program, and nobody notices.",
-    "item-kept": "Item 0 was asked for twice, and transform called once: the item is kept. Memory then grows with the set, and what "
-    "transform draws at random is drawn once for ever.",
+    "loop-ends": "{what} raised {kind}: a loop over the data set takes that for its end, and stops silently. Raise "
+                 "another error that names the file.",
+    "truncation-allowed": "ImageFile.LOAD_TRUNCATED_IMAGES was switched on: the rest of the picture becomes grey, "
+                          "for every picture in the program, and nobody notices.",
+    "item-kept": "Item 0 was read twice, but transform was called only once: the item is kept. Memory then grows "
+                 "with the set, and the transform's random draws never change.",
     "index-wraps": "dataset[len(dataset)] gave an item. It must raise IndexError, or a plain loop over the data set never "
     "ends.",
-    "index-error-hidden": "dataset[len(dataset)] must raise IndexError, as a list does; it raised {kind}. Is the lookup of "
-    "the index inside the try?",
-    "negative-index": "dataset[-1] must be the last item or raise IndexError.",
+    "index-error-hidden": "dataset[len(dataset)] must raise IndexError, as a list does; it raised {kind}. Is the "
+                          "index looked up inside the try?",
+    "negative-index": "dataset[-1] must be the last item, or raise IndexError.",
 }
 
 
@@ -84,7 +86,7 @@ def _look(JpegFiles, folder):  # noqa: N803
         dataset = JpegFiles(list(items), Mean())
     if opened.reads:
         raise Wrong("opened-in-init", n=len(opened.reads))
-    yield "its length; items (transform(picture in RGB), int)"
+    yield "the length; items (transform(picture in RGB), int)"
     length = len(dataset)
     if length != len(items):
         raise Wrong("wrong-length", expected=len(items), got=length)
@@ -97,16 +99,16 @@ def _look(JpegFiles, folder):  # noqa: N803
         raise Wrong("item-kept", expected=f"{2 * len(items)} calls of transform", got=f"{len(Mean.seen)}")
     if _right_again(dataset, items):
         raise Wrong("wrong-item", where="the same index after others")
-    yield "no file stays open, no picture in memory"
+    yield "no file stays open, no picture stays in memory"
     left = [where for number, where in open_descriptors().items() if number not in descriptors and str(folder) in where]
     if left:
         raise Wrong("file-left-open", n=len(left))
     _keeps_nothing(JpegFiles, folder)
-    yield "it can be pickled, as spawned workers need it"
+    yield "the data set can be pickled, as spawned workers require"
     _pickled(dataset, items)
     yield "indices beyond the end raise IndexError"
     _indices(dataset, items)
-    yield "a damaged or missing file: an error that names it"
+    yield "a damaged or missing file raises an error that names it"
     _damaged(JpegFiles, folder, items)
 
 
@@ -252,7 +254,7 @@ def _damaged(JpegFiles, folder, items):  # noqa: N803
         except Exception as error:
             if name not in "\n".join([str(error), *getattr(error, "__notes__", ())]):
                 raise Wrong(
-                    "file-not-named", expected=f"an error that holds {name}", got=str(error), where=what
+                    "file-not-named", expected=f"an error that contains {name}", got=str(error), where=what
                 ) from error
         else:
             slug = "truncation-allowed" if ImageFile.LOAD_TRUNCATED_IMAGES else "damage-hidden"

@@ -9,33 +9,37 @@ OPTIONS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 
 HINTS = {
     "not-options": "Return a dictionary with exactly the four options, ready for DataLoader(**options).",
-    "median-over-steps": "Most steps of a choice with workers wait for nothing, one in w waits long: a median, a trimmed "
-    "mean or a mean of rates sees mainly the short ones. Take the mean over all steps.",
-    "longest-step": "This is the choice whose longest step is the shortest. One long wait in w steps is what workers cost: take the "
-    "mean over all steps.",
-    "sum-over-steps": "Trials may count different numbers of steps: the time of a trial is the mean over its steps, not their sum.",
-    "warmup-counted": "The warm-up counts here: its steps hold the start of the workers. Leave out the first record.warmup "
-    "steps.",
-    "failed-not-out": "This choice ran out of memory in one of its trials. It will again: leave it out.",
-    "noise-believed": "One trial of this choice was lucky, or one of the best was disturbed. Take the median over the trials of "
-    "a choice.",
-    "pooled-trials": "The steps of all trials of a choice are thrown together, so one disturbed trial spoils the mean. A mean "
-    "for each trial, then the median over the trials.",
-    "fastest-not-cheapest": "This is the fastest, but a cheaper one is within {tolerance:.0%} of it: the tolerance is there to "
-    "save workers and memory.",
+    "median-over-steps": "With workers, most steps wait for nothing and one in w waits long: a median, a trimmed "
+                         "mean or a mean of rates sees mainly the short steps. Take the mean over all steps.",
+    "longest-step": "You chose the setting whose longest step is shortest. One long wait in w steps is what "
+                    "workers cost: take the mean over all steps.",
+    "sum-over-steps": "Trials may have different numbers of steps: the time of a trial is the mean over its steps, "
+                      "not their sum.",
+    "warmup-counted": "You count the warm-up, whose steps include the start of the workers. Leave out the first "
+                      "record.warmup steps.",
+    "failed-not-out": "This choice ran out of memory in one of its trials, and will again: leave it out.",
+    "noise-believed": "One trial of this choice was lucky, or one trial of a better choice was disturbed. Take the "
+                      "median over the trials of a choice.",
+    "pooled-trials": "You pool the steps of all trials of a choice, so one disturbed trial spoils the mean. Take "
+                     "the mean of each trial, then the median over the trials.",
+    "fastest-not-cheapest": "This is the fastest choice, but a cheaper one is within {tolerance:.0%} of it: the "
+                            "tolerance is there to save workers and memory.",
     "too-slow": "This choice is slower than the fastest by more than the tolerance of {tolerance:.0%}.",
-    "tolerance-ignored": "With tolerance={tolerance} another choice is due. Is the argument used, and with times that are not rounded?",
-    "memory-before-workers": "Fewest workers first; memory only decides between choices of as many workers.",
-    "memory-ignored": "Of two choices with as many workers, the one with less memory is due.",
-    "smallest-peak": "The memory of a choice is the largest peak of its trials and ranks, not the smallest, the first, "
-    "a mean or a sum.",
-    "fastest-left-out": "With tolerance=0 your code raised {kind}, though choices are left: the fastest itself is within the "
-    "tolerance, so compare with <=.",
-    "step-only": "Only the time of the step was compared. Workers are there to shorten the wait before it: compare the total.",
-    "loading-only": "Only the loading time was compared. Workers also slow the step down: compare the total.",
-    "empty-not-refused": "No trial is left to choose from, and yet something was returned. Raise ValueError.",
-    "wrong-choice": "Another choice is due: the cheapest within the tolerance of the fastest.",
-    "records-changed": "The records were changed. They are measurements: read them only.",
+    "tolerance-ignored": "With tolerance={tolerance}, another choice is expected. Do you use the argument, and "
+                         "times that are not rounded?",
+    "memory-before-workers": "Fewest workers come first; memory decides only between choices with the same number "
+                             "of workers.",
+    "memory-ignored": "Of two choices with the same number of workers, take the one that needs less memory.",
+    "smallest-peak": "The memory of a choice is the largest peak over its trials and ranks: not the smallest or "
+                     "the first one, nor a mean or a sum.",
+    "fastest-left-out": "With tolerance=0 your code raised {kind}, though choices remain: the fastest itself is "
+                        "within the tolerance, so compare with <=.",
+    "step-only": "You compared only the time of the step. Workers are there to shorten the wait before it: compare "
+                 "the total.",
+    "loading-only": "You compared only the loading time. Workers also slow the step down: compare the total.",
+    "empty-not-refused": "No trial is left to choose from, but you returned something. Raise a ValueError.",
+    "wrong-choice": "Another choice is expected: the cheapest within the tolerance of the fastest.",
+    "records-changed": "You changed the records. They are measurements: only read them.",
 }
 
 
@@ -59,7 +63,7 @@ A, B, C, D = _choice(0), _choice(1, 2), _choice(2, 2), _choice(4, 2, True, True)
 
 def balise_4(choose_options):
     """Each case changes one thing, so that a wrong choice tells its mistake."""
-    yield "the fastest of four, where nothing is near it"
+    yield "the fastest of four choices, when no other is close"
     records = [_trial(o, [t] * 6) for o, t in ((A, 0.4), (B, 0.3), (D, 0.1), (C, 0.2))]
     _is(choose_options, records, D, {0: "wrong-choice"})
     yield "bursts: most steps wait for nothing"
@@ -74,7 +78,7 @@ def balise_4(choose_options):
     _is(choose_options, slow_start, D, {0: "warmup-counted", 2: "warmup-counted"})
     nothing = [_trial(D, [], warmup=3), _trial(B, [0.2] * 4)]
     _is(choose_options, nothing, B, {4: "warmup-counted"})
-    yield "what ran out of memory once is out"
+    yield "a choice that once ran out of memory is left out"
     failed = [_trial(D, [0.1] * 4), _trial(C, [0.2] * 4), _trial(D, [], failed=True), _trial(A, [0.4] * 4)]
     _is(choose_options, failed, C, {4: "failed-not-out"})
     partly = [_trial(D, [0.1] * 4, failed=True), _trial(C, [0.2] * 4), _trial(A, [0.4] * 4)]
@@ -85,7 +89,7 @@ def balise_4(choose_options):
     _cheapest(choose_options)
     uneven = [_trial(D, [0.1] * 40), _trial(C, [0.2] * 6), _trial(A, [0.4] * 4)]
     _is(choose_options, uneven, D, {2: "sum-over-steps", 0: "sum-over-steps"})
-    yield "the total counts, not the loading alone"
+    yield "the total counts, not only the loading"
     crowded = [_trial(D, [0.5] * 6, loading=[0.01]), _trial(C, [0.2] * 6, loading=[0.1])]
     _is(choose_options, crowded, C, {4: "loading-only"})
     starved = [_trial(D, [0.5] * 6, loading=[0.4]), _trial(C, [0.2] * 6, loading=[0.05])]

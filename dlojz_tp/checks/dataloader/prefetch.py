@@ -14,47 +14,60 @@ from dlojz_tp.pretend_gpu.memory import tag
 from dlojz_tp.probes.gpus import on_one_gpu
 
 HINTS = {
-    "wrong-batches": "The batches are not those of the loader, each once and in its order.",
-    "batches-lost": "The last {n} batches never came. When the loader ends, what is ready must still be given.",
-    "nest-changed": "A nested batch came back as {kind}. Tuples, lists, dictionaries and what is no tensor keep their form.",
-    "batches-kept": "{n} batches that the loop is done with are still held. On a GPU the whole epoch would be in its memory.",
-    "not-ahead": "While the loop works, nothing is taken from the loader: each batch is only fetched when it is asked for.",
-    "depth-exceeded": "With depth={depth}, {n} batches were taken ahead of the one in use. Each is memory: let the thread wait.",
-    "one-too-many": "With depth={depth}, {n} batches are ahead of the one in use: a full queue of that size, and one more in "
-    "the thread's hand. Let it get a place before it asks the loader.",
-    "depth-not-used": "With depth={depth}, only {n} were taken ahead while the loop worked for long. The thread could hold more.",
-    "error-lost": "The loader raised an error, and the loop ended as if all were well. Send the error to the loop and raise it "
-    "there.",
-    "error-early": "The error was raised after {n} batches; {before} came before it in the loader.",
-    "error-changed": "The loader raised a {raised}, a {kind} arrived. Raise the very error.",
-    "loop-hangs": "The loop waited for a batch that never came{after}: did the thread die without a word, or does it wait for a "
-    "place that the loop never gave back?",
-    "no-end": "Batches come without end: {n} of them, where the loader has a few. Is the one iterator that came asked, and what does the thread "
-    "do where next() finds no more?",
-    "end-as-error": "next(batches) raises StopIteration at the end of the loader, and within a generator that becomes a RuntimeError. "
-    "Give it a default: next(batches, ready).",
-    "end-hangs": "A loop that is left early never ends: it waits for a thread that waits for a place to put its batch. Wake "
-    "the thread before you join it; and, woken, it must look at `stop` before it takes one more batch.",
-    "taken-after-end": "The loop was left, and the thread took {n} more: woken, it must look at `stop` before it asks the loader.",
-    "thread-left": "{when}, the thread still runs. Stop it and join it in a finally.",
-    "second-epoch": "A second loop over the same prefetcher gave {n} of {all} batches. __iter__ must begin anew.",
-    "started-early": "Batches were taken from the loader before anybody looped over the prefetcher. Begin in __iter__.",
+    "wrong-batches": "These are not the loader's batches, each once and in the loader's order.",
+    "batches-lost": "The last {n} batches never came. When the loader ends, the batches that are ready must still "
+                    "be given.",
+    "nest-changed": "A nested batch came back as {kind}. Tuples, lists, dictionaries and everything that is not a "
+                    "tensor must keep their form.",
+    "batches-kept": "{n} batches that the loop has finished with are still held. On a GPU, the whole epoch would "
+                    "be in memory.",
+    "not-ahead": "While the loop works, nothing is taken from the loader: each batch is fetched only when the loop "
+                 "asks for it.",
+    "depth-exceeded": "With depth={depth}, {n} batches were taken ahead of the one in use. Each takes memory: let "
+                      "the thread wait.",
+    "one-too-many": "With depth={depth}, {n} batches are ahead of the one in use: the queue of that size is full, "
+                    "and the thread holds one more. Let the thread get a place in the queue before it asks the "
+                    "loader.",
+    "depth-not-used": "With depth={depth}, only {n} batches were taken ahead, though the loop worked for long. The "
+                      "thread may hold more.",
+    "error-lost": "The loader raised an error, but the loop ended as if all were well. Send the error to the loop "
+                  "and raise it there.",
+    "error-early": "The error was raised after {n} batches, but in the loader, {before} batches come before it.",
+    "error-changed": "The loader raised a {raised}, but a {kind} arrived. Raise the same error.",
+    "loop-hangs": "The loop waited for a batch that never came{after}. Did the thread die silently, or does it "
+                  "wait for a place that the loop never gave back?",
+    "no-end": "The batches never end: {n} came from a loader that has only a few. Do you call next() on one and "
+              "the same iterator, and what does the thread do when next() finds no more?",
+    "end-as-error": "next(batches) raises StopIteration at the end of the loader, and inside a generator that "
+                    "becomes a RuntimeError. Give it a default: next(batches, ready).",
+    "end-hangs": "When the loop is left early, it never ends: it waits for a thread that waits for a place to put "
+                 "its batch. Wake the thread before you join it. Once awake, the thread must look at `stop` before "
+                 "it takes another batch.",
+    "taken-after-end": "After the loop was left, the thread took {n} more batches. Once awake, it must look at "
+                       "`stop` before it asks the loader.",
+    "thread-left": "{when}, the thread is still running. Stop it and join it in a finally.",
+    "second-epoch": "A second loop over the same prefetcher gave {n} of {all} batches. __iter__ must start again "
+                    "from the beginning.",
+    "started-early": "Batches were taken from the loader before any loop over the prefetcher. Start in __iter__.",
     "still-on-cpu": "A tensor was not copied to the device.",
-    "dtype-changed": "A tensor of {expected} came to the device as {got}. Labels, say, stay whole numbers: only the device changes.",
-    "blocking-copy": "This copy makes the processor wait: non_blocking=True.",
-    "same-stream": "The copy was queued in the stream that computes: it waits for the network's work, and the network for it. "
-    "Use a torch.cuda.Stream of its own.",
-    "not-waited": "The stream of the loop does not wait for the copy: the network would read memory that is not filled yet. "
-    "wait_event or wait_stream, in the loop. (An event tells of what was queued before it was recorded.)",
-    "thread-stream": "A stream waits for the copy, but not the one that is current in the loop. In a thread, or in __init__, "
-    "current_stream() may be another: ask for it in the loop.",
-    "record-stream": "The allocator does not know that the loop's stream uses the tensor: it may hand out its memory while the "
-    "network still reads it. tensor.record_stream(current stream).",
-    "copied-on-cpu": "On a GPU, a copy waits in spite of non_blocking=True: what it copies is not the loader's pinned memory, but "
-    "what was made of it. Copy the very tensors that came.",
-    "overwritten": "On a GPU, pinned memory is written again while an earlier copy may still read it: the network gets parts of two "
-    "batches. Copy from the loader's own tensors, or wait for the copy before its memory is used again.",
-    "processor-waits": "The main thread waited for the device {n} times. Let a stream wait instead of the processor.",
+    "dtype-changed": "A tensor of {expected} arrived on the device as {got}. Change only the device: labels, for "
+                     "example, stay whole numbers.",
+    "blocking-copy": "This copy makes the processor wait: use non_blocking=True.",
+    "same-stream": "The copy was queued in the stream that computes: it waits for the network's work, and the "
+                   "network waits for it. Give the copies their own torch.cuda.Stream.",
+    "not-waited": "The loop's stream does not wait for the copy: the network would read memory that is not filled "
+                  "yet. Call wait_event or wait_stream in the loop. (An event covers only the work queued before "
+                  "it was recorded.)",
+    "thread-stream": "A stream waits for the copy, but it is not the loop's current stream. In a thread, or in "
+                     "__init__, current_stream() may return another one: call it in the loop.",
+    "record-stream": "The allocator does not know that the loop's stream uses the tensor: it may hand out the "
+                     "memory while the network still reads it. Call tensor.record_stream(current stream).",
+    "copied-on-cpu": "On a GPU, a copy waits in spite of non_blocking=True: it does not copy the loader's pinned "
+                     "memory, but something made from it. Copy the very tensors that the loader gives.",
+    "overwritten": "On a GPU, pinned memory is overwritten while an earlier copy may still read it: the network "
+                   "gets parts of two batches. Copy from the loader's own tensors, or wait for the copy before you "
+                   "reuse its memory.",
+    "processor-waits": "The main thread waited for the device {n} times. Let a stream wait, not the processor.",
 }
 CPU = torch.device("cpu")
 ENDLESS = 1000  # batches: no loader here has a tenth of it
@@ -64,7 +77,7 @@ Pair = namedtuple("Pair", "image label")
 def balise_6(Prefetcher):  # noqa: N803  (the answer is a class)
     """In order, ahead, with errors, with breaks, again; then copies."""
     before = set(threading.enumerate())
-    yield "the batches of the loader, in its order"
+    yield "the loader's batches, in order"
     loader = Loader(7)
     prefetcher = Prefetcher(loader, CPU, 2)
     let_rest()
@@ -81,12 +94,12 @@ def balise_6(Prefetcher):  # noqa: N803  (the answer is a class)
         _all_there(_loop(Prefetcher(Loader(n), CPU, depth)), n)
     yield "nested batches keep their form"
     _nested(Prefetcher)
-    yield "while the loop works, the next batches are taken; never more than depth"
+    yield "while the loop works, the next batches are taken, never more than depth"
     for depth in (2, 3, 1):
         _ahead(Prefetcher, depth)
     _gone(before, "After the loop")
     _let_go(Prefetcher)
-    yield "an error of the loader arrives, in its place"
+    yield "an error of the loader arrives in its place"
     _errors(Prefetcher)
     _gone(before, "After an error of the loader")
     yield "a loop that breaks or raises leaves no thread"
@@ -94,7 +107,7 @@ def balise_6(Prefetcher):  # noqa: N803  (the answer is a class)
         _left(leave, Prefetcher)
         _gone(before, "After a loop that was left early")
     _left_while_loading(Prefetcher)
-    yield "copies to a GPU: beside the computation, waited for, kept from the allocator"
+    yield "copies to a GPU: during the computation, waited for, known to the allocator"
     on_one_gpu(_copies, Prefetcher, count=1, must=True)
 
 
@@ -257,7 +270,7 @@ def _left_while_loading(Prefetcher):  # noqa: N803
         early = asked.wait(MOST) and comes(lambda: not loop.is_alive(), 0.02, 0.005)
         finish.set()
         if early:
-            raise Wrong("thread-left", when="After a loop that was left while the loader made a batch")
+            raise Wrong("thread-left", when="After a loop that was left while the loader was making a batch")
 
     _left(leave, Prefetcher, meanwhile)
 

@@ -14,39 +14,46 @@ from dlojz_tp.checking import Wrong, describe
 HINTS = {
     "no-loader": "Return a DataLoader over the data set.",
     "options-ignored": "The options did not reach the DataLoader: {what}.",
-    "rng-not-set": "A data set that has no rng got none: {error}. Set dataset.rng without asking for the old one.",
-    "other-kind": "dataset.rng is a generator of another kind: make it by numpy.random.default_rng, whose methods the data set calls.",
-    "own-copied": "dataset.rng draws the same numbers in both workers: each has a copy of it, in the same state. Give it a "
-    "new one in worker_init_fn, through get_worker_info().dataset.",
-    "own-same-seed": "Both workers gave dataset.rng a new generator from the same seed, so it draws the same numbers in both. The seed "
-    "must differ from worker to worker: torch.initial_seed() does.",
-    "own-not-reached": "dataset.rng was replaced in the main process. Workers are copied from there, so both still have the "
-    "same one: replace it in the worker.",
-    "global-alike": "{source} draws the same numbers in both workers: PyTorch had seeded it differently, and your "
-    "worker_init_fn undid that.",
-    "epochs-alike": "{source} draws the same numbers in every epoch: its seed was the same in both. Take all of "
-    "torch.initial_seed() in the worker, as PyTorch has set it: it differs from epoch to epoch.",
-    "state-word": "numpy draws the same in every epoch: np.random.get_state()[1][0] is the same constant in every worker, "
-    "since PyTorch seeds numpy with a list of words. Leave numpy alone, or seed it from torch.initial_seed().",
-    "depends-on-global": "{source} draws other numbers when the program has drawn random numbers before: the epoch's seed "
-    "comes from the global generator. Give the loader a generator of its own, seeded with seed.",
+    "rng-not-set": "The data set has no rng yet, and your code fails: {error}. Set dataset.rng without reading an "
+                   "old one.",
+    "other-kind": "dataset.rng is another kind of generator. Make it with numpy.random.default_rng: the data set "
+                  "calls its methods.",
+    "own-copied": "dataset.rng draws the same numbers in both workers: each has a copy of it, in the same state. "
+                  "Give each data set a new one in worker_init_fn, through get_worker_info().dataset.",
+    "own-same-seed": "Both workers made the new generator of dataset.rng from the same seed, so it draws the same "
+                     "numbers in both. The seed must differ from worker to worker: use torch.initial_seed().",
+    "own-not-reached": "dataset.rng was replaced in the main process. Workers are copies of it, so both still have "
+                       "the same generator: replace it in the worker.",
+    "global-alike": "{source} draws the same numbers in both workers: PyTorch had seeded it differently in each, "
+                    "and your worker_init_fn undid that.",
+    "epochs-alike": "{source} draws the same numbers in every epoch: its seed was the same each time. In the "
+                    "worker, use the whole of torch.initial_seed(), as PyTorch has set it: it differs from epoch "
+                    "to epoch.",
+    "state-word": "numpy draws the same numbers in every epoch: np.random.get_state()[1][0] is the same constant "
+                  "in every worker, since PyTorch seeds numpy with a list of words. Leave numpy alone, or seed it "
+                  "from torch.initial_seed().",
+    "depends-on-global": "{source} draws other numbers if the program has drawn random numbers before: the epoch's "
+                         "seed comes from the global generator. Give the loader its own generator, seeded from "
+                         "seed.",
     "not-reproducible": "Two loaders with the same seed draw different numbers from {source}.",
-    "few-seeds": "In {all} epochs a worker gave dataset.rng only {n} different states: a remainder or a small randint repeats "
-    "soon. Take all of torch.initial_seed().",
-    "hash-of-text": "The seed comes from the hash of a text, and Python gives a text another hash in each run of the program. "
-    "Mix the numbers: int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]).",
-    "generator-shared": "Two loaders have one and the same torch.Generator: making the second, say for validation, changed what the "
-    "first draws. Make a new one in each call.",
+    "few-seeds": "In {all} epochs, a worker gave dataset.rng only {n} different states: a remainder or a small "
+                 "randint soon repeats. Use the whole of torch.initial_seed().",
+    "hash-of-text": "The seed comes from the hash of a text, which Python changes with each run of the program. "
+                    "Mix the numbers: int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]).",
+    "generator-shared": "Two loaders share one torch.Generator: making the second, for validation perhaps, changed "
+                        "what the first draws. Make a new generator in each call.",
     "seed-without-effect": "{source} draws the same numbers with another seed.",
-    "rank-without-effect": "{source} draws the same numbers on another rank: all ranks would augment alike. The seed must "
-    "hold the rank.",
-    "pairs-collide": "{source} draws the same numbers for {one} as for {other}: they end in one seed, as many pairs have one "
-    "sum, product or xor, and few numbers are left after a remainder. int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]) "
-    "mixes the two, in this order, into 32 bits.",
-    "seed-cut": "{source} draws the same numbers for {one} as for {other}: on the CPU, manual_seed uses only the low 32 bits of its "
-    "number. Mix seed and rank into 32 bits: int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]).",
-    "global-disturbed": "Making the loader seeded the global generators of the program: dropout and weights would repeat. "
-    "Use a torch.Generator.",
+    "rank-without-effect": "{source} draws the same numbers on another rank: all ranks would augment in the same "
+                           "way. The seed must include the rank.",
+    "pairs-collide": "{source} draws the same numbers for {one} as for {other}: both give the same seed, because "
+                     "many pairs have the same sum, product or xor, and a remainder leaves few numbers. "
+                     "int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]) mixes the two, in this order, "
+                     "into 32 bits.",
+    "seed-cut": "{source} draws the same numbers for {one} as for {other}: on the CPU, manual_seed uses only the "
+                "low 32 bits of its argument. Mix seed and rank into 32 bits: int(np.random.SeedSequence([seed, "
+                "rank]).generate_state(1)[0]).",
+    "global-disturbed": "Making the loader seeds the program's global generators: dropout and initial weights "
+                        "would repeat. Use a torch.Generator.",
     "persistent-alike": "With persistent workers, {source} draws the same numbers in the second epoch.",
 }
 SOURCES = ("dataset.rng", "numpy.random", "random", "torch")
@@ -82,7 +89,7 @@ class _Epochs:
         if not hasattr(loader, "__iter__"):
             raise Wrong("no-loader", got=type(loader).__name__)
         if options.get("persistent_workers") and not getattr(loader, "persistent_workers", True):
-            raise Wrong("options-ignored", what="persistent_workers is False, True was asked for")
+            raise Wrong("options-ignored", what="persistent_workers is False, but True was asked for")
         self.disturbed = not torch.equal(before[0], after[0]) or before[1:] != after[1:]
         self.epochs = []
         for epoch in range(n):
@@ -95,16 +102,17 @@ class _Epochs:
         seen = 0
         for batch in loader:
             if not isinstance(batch, list | tuple) or len(batch) != 6:
-                raise Wrong("options-ignored", got=batch, what="batches are not those of the data set")
+                raise Wrong("options-ignored", got=batch, what="the batches are not those of the data set")
             if len(batch[0]) != 2:
-                raise Wrong("options-ignored", what=f"batch_size is {len(batch[0])}, 2 were asked for")
+                raise Wrong("options-ignored", what=f"batch_size is {len(batch[0])}, but 2 was asked for")
             for row in zip(*(column.tolist() for column in batch), strict=True):
                 seen += 1
                 for source, number in zip(SOURCES, row[2:], strict=True):
                     found[source].setdefault(row[0], []).append(number)
         workers = sorted(found["torch"])
         if workers != [0, 1] or seen != 8:
-            raise Wrong("options-ignored", what=f"{seen} items from workers {workers}, 8 from two were asked for")
+            raise Wrong("options-ignored", what=(f"{seen} items came from workers {workers}, but 8 from two "
+                                                 "workers were asked for"))
         return found
 
 
@@ -117,9 +125,9 @@ def _disturb(noise):
 
 def balise_3(seeded_loader):
     """Two workers, two epochs, the same seed again after other random numbers; persistent workers; ranks."""
-    yield "a DataLoader with the options that were given"
+    yield "a DataLoader with the given options"
     _with_options(seeded_loader)
-    yield "no two workers draw the same"
+    yield "no two workers draw the same numbers"
     first = _Epochs(seeded_loader, 7, 2)
     for source in SOURCES:
         a, b = first.epochs[0][source].values()
@@ -127,7 +135,7 @@ def balise_3(seeded_loader):
             slug = "global-alike" if source != "dataset.rng" else _own_alike(seeded_loader, a)
             raise Wrong(slug, expected="eight different numbers", got=f"{a[:2]} and {b[:2]}", source=source)
     _set_anyway(seeded_loader)
-    yield "no two epochs draw the same"
+    yield "no two epochs draw the same numbers"
     _epochs_differ(first, "epochs-alike")
     _many_epochs(seeded_loader)
     yield "the same seed gives the same numbers, whatever else was drawn"
@@ -135,14 +143,14 @@ def balise_3(seeded_loader):
         raise Wrong("global-disturbed")
     _reproducible(seeded_loader, first)
     _by_itself(seeded_loader)
-    yield "another seed or another rank gives others"
+    yield "another seed or another rank gives other numbers"
     drawn = {pair: _Epochs(seeded_loader, pair[0], 1, rank=pair[1]).epochs[0] for pair in ((8, 0), (7, 1))}
     drawn[7, 0] = first.epochs[0]
     _no_two_alike(seeded_loader, drawn, (7, 0), (8, 0), "seed-without-effect")
     _no_two_alike(seeded_loader, drawn, (7, 0), (7, 1), "rank-without-effect")
     _no_two_alike(seeded_loader, drawn, (7, 1), (8, 0), "pairs-collide")
     _many_pairs(seeded_loader)
-    yield "all of it with persistent workers too"
+    yield "all of this with persistent workers too"
     options = {"persistent_workers": True}
     lasting = _Epochs(seeded_loader, 3, 2, **options)
     _epochs_differ(lasting, "persistent-alike")
@@ -162,9 +170,9 @@ def _with_options(seeded_loader):
             raise Wrong("options-ignored", what=str(error).split(".")[0]) from error
         for name, value in given.items():
             if (got := getattr(loader, name, value)) != value:
-                raise Wrong("options-ignored", what=f"{name} is {got}, {value} was asked for")
+                raise Wrong("options-ignored", what=f"{name} is {got}, but {value} was asked for")
         if not isinstance(getattr(loader, "sampler", None), sampler | None):
-            raise Wrong("options-ignored", what=f"shuffle={shuffle} was asked for, and the sampler is another")
+            raise Wrong("options-ignored", what=f"shuffle={shuffle} was asked for, but the sampler is of another kind")
 
 
 class _Bare(Dataset):

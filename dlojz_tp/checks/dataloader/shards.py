@@ -16,44 +16,54 @@ from dlojz_tp.probes.files import Opened
 HINTS = {
     "no-shards": "write_shards returns the list of the paths it wrote, in order.",
     "not-tar": "{name} is not a plain tar file that can be read from front to back.",
-    "shard-sizes": "{per_shard} samples go into a shard, the rest into a last, smaller one: here they hold {sizes}.",
-    "outside-folder": "A shard was written outside the folder that was given.",
-    "not-adjacent": "The two entries of a sample must stand next to each other: a stream cannot look back.",
-    "wrong-entries": "A sample is an entry KEY.jpg and an entry KEY.cls, and nothing else: {found}.",
-    "keys-repeat": "Two samples share the key {key}. File names repeat from folder to folder, and numbers that begin anew from shard "
-    "to shard: number the samples of the whole set.",
-    "dot-in-key": "The key of the entry {key!r} holds a dot or a folder: everything after the first dot counts as the extension.",
-    "bytes-changed": "The bytes in the shard are not those of the file: a JPEG file that is decoded and encoded again loses "
-    "quality. Copy it as it is.",
-    "no-bytes": "The entry of a picture is empty: addfile reads as many bytes as TarInfo.size says, and that is 0 until it is set.",
+    "shard-sizes": "Each shard takes {per_shard} samples, and a last, smaller one the rest. Yours hold {sizes}.",
+    "outside-folder": "A shard was written outside the given folder.",
+    "not-adjacent": "The two entries of a sample must be next to each other: a stream cannot go back.",
+    "wrong-entries": "A sample is an entry KEY.jpg and an entry KEY.cls, and nothing else. You wrote: {found}.",
+    "keys-repeat": "Two samples share the key {key}. File names repeat from folder to folder, and numbers that "
+                   "start again in each shard repeat too. Number the samples over the whole set.",
+    "dot-in-key": "The key of the entry {key!r} contains a dot or a folder: everything after the first dot counts "
+                  "as the extension.",
+    "bytes-changed": "The bytes in the shard are not those of the file. A JPEG file that is decoded and encoded "
+                     "again loses quality: copy it as it is.",
+    "no-bytes": "The entry of a picture is empty: addfile reads as many bytes as TarInfo.size says, which is 0 "
+                "until you set it.",
     "label-lost": "KEY.cls must hold the label as text.",
     "not-samples": "stream_shards yields pairs (bytes, int).",
-    "paths-changed": "The list of shards that was given has changed: {left} of {n} are left. Whoever reads them once more finds others, or none.",
-    "samples-lost": "{n} of {all} samples are not given{how}.",
+    "paths-changed": "You changed the list of shards that you were given: {left} of {n} are left. A second pass "
+                     "over it reads other shards, or none.",
+    "samples-lost": "{n} of {all} samples never come{how}.",
     "samples-twice": "{n} samples come more than once{how}.",
-    "label-of-another": "A picture has the label of another one: the entries of a sample may come in any order, and other "
-    "extensions between them. Match them by key.",
-    "library-called": "This is webdataset's own reader. Write yours with tarfile; the race against the library comes below.",
-    "extracted": "Files were written to disk while streaming. Read the entries from the archive.",
+    "label-of-another": "A picture has the label of another one. The entries of a sample may come in any order, "
+                        "with other extensions between them: match them by key.",
+    "library-called": "This is webdataset's own reader. Write your own with tarfile; the race against the library "
+                      "comes below.",
+    "extracted": "Files were written to disk while streaming. Read the entries directly from the archive.",
     "opened-again": "A shard was opened {n} times for {samples} samples. Open it once and read it from front to back.",
-    "all-opened-first": "All shards were opened before the first sample came out. One after the other: some sets have thousands.",
-    "whole-shard": "{peak} of memory were in use to stream a shard of {size}: it, or a list of its samples, is held whole.",
-    "order-changed": "With buffer=1 the samples come in the order of the shards: as soon as one is held, it leaves.",
-    "not-mixed": "With buffer={buffer} the samples still come in the order of the shards, until the last {buffer}: of those held, one "
-    "drawn at random leaves, not the first.",
-    "same-place": "The same place of the buffer is given away each time. Draw one anew for each sample, from a generator that is made "
-    "once, before the loop.",
-    "corner-only": "With buffer={buffer} no sample came more than {n} places early: only a corner of the buffer is given away. Draw from "
-    "all that are held.",
-    "shard-by-shard": "The buffer is emptied at the end of each shard, so samples of different shards never mix. It goes on from shard to "
-    "shard.",
-    "closed-blocks": "The samples are mixed in blocks of {buffer}: the buffer is filled, given away whole and filled anew, so nothing "
-    "ever leaves its block, and meanwhile nothing is ready. Let one leave when the next comes in.",
-    "buffer-too-large": "A sample came {n} places early, with a buffer of {buffer}: more samples are held than the buffer allows.",
-    "seed-ignored": "Two seeds gave the same order, but perhaps for the last {buffer} samples.",
-    "seed-not-enough": "The same seed gave two orders: draw from a generator of your own, random.Random(seed).",
-    "workers-repeat": "Two workers gave the same samples. Each reads its own shards: ask get_worker_info().",
-    "workers-read-all": "A worker opened {n} shards of {shards} to give its share. Choose the shards, then open.",
+    "all-opened-first": "All shards were opened before the first sample came out. Open one after the other: some "
+                        "sets have thousands.",
+    "whole-shard": "Streaming a shard of {size} used {peak} of memory: the whole shard, or a list of its samples, "
+                   "is held.",
+    "order-changed": "With buffer=1, the samples must come in the order of the shards: each sample leaves as soon "
+                     "as it is in the buffer.",
+    "not-mixed": "With buffer={buffer}, the samples still come in the order of the shards, except for the last "
+                 "{buffer}. Give out a random one of the samples in the buffer, not the first.",
+    "same-place": "The sample always leaves from the same place in the buffer. Draw a new place for each sample, "
+                  "from a generator made once, before the loop.",
+    "corner-only": "With buffer={buffer}, no sample came more than {n} places early: you give out samples from "
+                   "only a part of the buffer. Draw from all samples in it.",
+    "shard-by-shard": "The buffer is emptied at the end of each shard, so samples of different shards never mix. "
+                      "Keep it filled from shard to shard.",
+    "closed-blocks": "The samples are mixed in blocks of {buffer}: the buffer is filled, emptied completely and "
+                     "filled again. So no sample ever leaves its block, and while the buffer fills, nothing is "
+                     "ready. Let one sample leave whenever the next comes in.",
+    "buffer-too-large": "A sample came {n} places early with a buffer of {buffer}: you hold more samples than the "
+                        "buffer allows.",
+    "seed-ignored": "Two seeds gave the same order, except perhaps for the last {buffer} samples.",
+    "seed-not-enough": "The same seed gave two orders: draw from your own generator, random.Random(seed).",
+    "workers-repeat": "Two workers gave the same samples. Each must read its own shards: ask get_worker_info().",
+    "workers-read-all": "A worker opened {n} of {shards} shards to give its share. First choose the shards, then "
+                        "open them.",
 }
 
 
@@ -72,7 +82,7 @@ def balise_7(write_shards, stream_shards):
         ours = _ours(folder / "ours", items)
         _in_order(stream_shards, shards, items, "")
         _in_order(stream_shards, ours, items, ", from shards with .cls first and other extensions")
-        yield "nothing written to disk, one shard at a time"
+        yield "nothing is written to disk, and one shard is open at a time"
         _opens(stream_shards, ours, folder)
         yield "a shard is opened once, and never held whole in memory"
         _memory(stream_shards, folder)

@@ -11,39 +11,46 @@ from torch.utils.data._utils import worker as worker_module
 from dlojz_tp.checking import Wrong
 
 HINTS = {
-    "not-a-stream": "The class must be an IterableDataset with __iter__ and set_epoch: a DataLoader would ask it for an index.",
+    "not-a-stream": "The class must be an IterableDataset with __iter__ and set_epoch. Otherwise, a DataLoader "
+                    "would ask it for an index.",
     "workers-not-split": "Each of the {workers} workers gives all items of its rank: every item comes {workers} times. Ask "
     "get_worker_info().",
     "ranks-not-split": "Each of the {world} ranks gives all items. Split by rank too.",
-    "main-process-forgotten": "Without workers get_worker_info() is None: then there is one part for each rank.",
-    "parts-collide": "Two of the rank/worker pairs have the same part number, or one is beyond the last. With rank r and worker w of W "
-    "workers, number r × W + w is each pair's own.",
-    "items-lost": "{n} of {all} items are never given, with {world} rank(s) of {workers} worker(s). The last part may be larger or "
-    "smaller than the others.",
+    "main-process-forgotten": "Without workers, get_worker_info() is None: then there is one part per rank.",
+    "parts-collide": "Two rank/worker pairs have the same part number, or one has a number beyond the last. For "
+                     "rank r and worker w of W workers, the number r × W + w is unique.",
+    "items-lost": "{n} of {all} items never come, with {world} rank(s) of {workers} worker(s). The last part may "
+                  "be larger or smaller than the others.",
     "items-twice": "{n} of {all} items come twice, with {world} rank(s) of {workers} worker(s).",
-    "places-not-items": "What is given are places, 0 to {last}: the order says where the items stand. Give self.items[place].",
-    "orders-differ": "Ranks and workers shuffle differently, so their shares overlap: the order must be drawn from seed and "
-    "the epoch that set_epoch was given, the same everywhere; nothing in a worker may change either.",
-    "not-shuffled": "The order is that of the list. Draw a new one for each epoch.",
-    "worker-order-only": "Each worker always has the same items and only their order changes. Shuffle first, then split.",
+    "places-not-items": "You give out positions, 0 to {last}: the order says where the items are. Give "
+                        "self.items[position].",
+    "orders-differ": "Ranks and workers shuffle differently, so their shares overlap. Draw the order from seed and "
+                     "the epoch of set_epoch, which are the same everywhere; nothing in a worker may change either.",
+    "not-shuffled": "The items come in the order of the list. Draw a new order for each epoch.",
+    "worker-order-only": "Each worker always has the same items, and only their order changes. Shuffle first, then "
+                         "split.",
     "epoch-without-effect": "set_epoch(1) gives the order of epoch 0.",
     "order-not-kept": "The same epoch and seed gave two different orders: a training cannot be repeated or resumed.",
-    "epoch-moved": "__iter__ itself changes the epoch: each worker does so at a time of its own, and their shares overlap. Only set_epoch "
-    "changes it.",
+    "epoch-moved": "__iter__ itself changes the epoch: each worker does that at a different time, and their shares "
+                   "overlap. Only set_epoch may change it.",
     "seed-not-used": "Another seed gives the same order.",
-    "reads-all": "A worker read {n} items to give {share}. Reading is what costs: choose the indices, then read.",
-    "items-changed": "The list of items was shuffled in place. It belongs to the caller.",
-    "even-parts-differ": "With even=True the parts have {sizes} items: ranks would make different numbers of steps, and wait for "
-    "each other for ever.",
-    "even-drops-too-much": "With even=True {n} of {all} items are dropped; with {parts} parts, at most {most} need be.",
-    "even-same-dropped": "With even=True the same items are dropped in every epoch, and never seen. Shuffle all of them first, then drop.",
-    "even-repeats": "With even=True items come twice. Drop what is left over.",
-    "even-always": "{n} of {all} items are dropped although even=False: then the parts need not be of one size.",
-    "epoch-not-seen": "In persistent workers set_epoch had no effect: they hold copies, made when they started. Keep the epoch in "
-    "a tensor in shared memory.",
-    "epoch-counted": "The order changes only because __iter__ counts its calls: workers that are started anew begin again at "
-    "zero. Use what set_epoch was given.",
-    "global-order": "The stream draws from, or seeds, the global generator. Use a torch.Generator or random.Random of its own.",
+    "reads-all": "A worker read {n} items to give {share}. Reading is the expensive part: choose the indices, then "
+                 "read.",
+    "items-changed": "You shuffled the list of items in place. It belongs to the caller.",
+    "even-parts-differ": "With even=True the parts have {sizes} items: ranks would make different numbers of "
+                         "steps, and wait for each other forever.",
+    "even-drops-too-much": "With even=True, {n} of {all} items are dropped; with {parts} parts, dropping at most "
+                           "{most} is necessary.",
+    "even-same-dropped": "With even=True, the same items are dropped in every epoch, so they are never seen. "
+                         "Shuffle all items first, then drop some.",
+    "even-repeats": "With even=True, items come twice. Drop the leftover items instead.",
+    "even-always": "{n} of {all} items are dropped although even=False: then the parts need not have the same size.",
+    "epoch-not-seen": "In persistent workers, set_epoch had no effect: they hold copies, made when they started. "
+                      "Keep the epoch in a tensor in shared memory.",
+    "epoch-counted": "The order changes only because __iter__ counts its calls, and restarted workers begin at "
+                     "zero again. Use the epoch that set_epoch received.",
+    "global-order": "The stream draws from the global generator, or seeds it. Use its own torch.Generator or "
+                    "random.Random.",
 }
 
 
@@ -80,7 +87,7 @@ def balise_5(SplitStream):  # noqa: N803  (the answer is a class)
         raise Wrong("reads-all", n=items.read, share=len(share))
     yield "another order in each epoch, the same for the same seed and epoch"
     _orders(SplitStream)
-    yield "even=True: parts of the same size, nothing more dropped than must be"
+    yield "even=True: parts of the same size, and no more items dropped than necessary"
     for n, world, workers in ((23, 2, 3), (17, 4, 1), (17, 3, 0), (24, 2, 2), (5, 3, 2), (19, 1, 2)):
         _even(SplitStream, n, world, workers)
     yield "in a DataLoader: set_epoch reaches persistent workers"

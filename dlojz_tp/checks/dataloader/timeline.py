@@ -7,53 +7,57 @@ import torch
 from dlojz_tp.checking import Wrong
 
 HINTS = {
-    "no-events": "Return the list of events (kind, worker, begin, end), three a batch.",
+    "no-events": "Return the list of events (kind, worker, begin, end), three per batch.",
     "bad-event": 'An event is (kind, worker, begin, end) with kind "loading", "waiting" or "step".',
     "step-not-called": "step(images, labels) was called {n} times for {batches} batches.",
-    "wrong-arguments": "step must be called with the images and labels of the batch, in its order.",
-    "loaded-all-first": "All batches were loaded before the first step ran. Call step inside the loop: what is to be seen is "
-    "how one waits for the other.",
-    "loader-twice": "The loader was gone through {n} times. Once: the second time loads everything again.",
+    "wrong-arguments": "step must be called with the images and the labels of the batch, in this order.",
+    "loaded-all-first": "All batches were loaded before the first step ran. Call step inside the loop: the "
+                        "timeline must show how loading and steps wait for each other.",
+    "loader-twice": "You loop over the loader {n} times. Do it once: a second loop loads everything again.",
     "missing-events": "There are {n} events of kind {kind!r} for {batches} batches.",
-    "other-clock": "These are not times of time.monotonic(), the clock of the stamps (durations are none, either): they cannot be set "
-    "beside each other.",
-    "ends-before": "An event ends at {end:.3f} and begins at {begin:.3f}, which is later. It has two times of the clock, first its begin; "
-    "no duration.",
-    "wait-from-stamps": "The wait begins when the main process asks for the batch. Stamps tell when a worker loaded it: read the clock "
-    "yourself.",
-    "names-swapped": "What is called waiting here is the step, and what is called step is the wait.",
-    "main-side-loading": "The loading event repeats the wait of the main process. When the batch was loaded is written in "
-    "its stamps.",
-    "one-image-only": "The loading of a batch goes from the begin of its first image to the end of its last: this is one "
-    "image's.",
-    "wrong-loading": "The loading event must hold the earliest begin and the latest end of the batch's stamps.",
-    "wrong-worker": "The worker's number stands in the third column of the stamps; it is -1 in the main process.",
+    "other-clock": "These are not times of time.monotonic(), the clock of the stamps (nor are durations), so they "
+                   "cannot be compared with the stamps.",
+    "ends-before": "An event ends at {end:.3f} but begins later, at {begin:.3f}. Give two times of the clock, the "
+                   "begin first, and no duration.",
+    "wait-from-stamps": "The wait begins when the main process asks for the batch. The stamps say when a worker "
+                        "loaded it: read the clock yourself.",
+    "names-swapped": 'You call the step "waiting", and the wait "step".',
+    "main-side-loading": "The loading event repeats the wait of the main process. The batch's stamps say when it "
+                         "was loaded.",
+    "one-image-only": "The loading of a batch lasts from the begin of its first image to the end of its last; you "
+                      "give that of one image.",
+    "wrong-loading": "The loading event must have the earliest begin and the latest end of the batch's stamps.",
+    "wrong-worker": "The worker's number is in the third column of the stamps; it is -1 in the main process.",
     "main-worker": "Waiting and step happen in the main process: their worker is -1, not {found}.",
     "first-wait-missing": "The first wait must include the start of the loader: read the clock before iter(loader).",
-    "wait-includes-step": "The wait for a batch begins when its predecessor's step is over: here it includes that step.",
-    "wait-too-short": "The wait ends when the batch has come; here it does not hold the whole of it.",
-    "asked-before-step": "The next batch was asked for before this step had run. With workers it may be ready; the step waits for it all the same.",
-    "step-includes-wait": "The step's event includes the wait for its batch. Read the clock again when the batch has come.",
-    "step-too-short": "The step's event does not hold the whole call of step.",
-    "not-floats": "Times must be Python floats, not {kind}: tensors are slow to draw and cannot be compared simply.",
-    "in-turn-wrong": "With workers=0 everything is done in turn: n × (loading + step).",
-    "workers-not-counted": "w workers load w batches at a time: per batch it is loading / w that counts.",
-    "not-overlapped": "With workers, loading and step go on at the same time: the longer one counts, not the sum.",
+    "wait-includes-step": "The wait for a batch begins when the step of the batch before it is over; yours "
+                          "includes that step.",
+    "wait-too-short": "The wait ends when the batch has arrived; yours does not cover the whole wait.",
+    "asked-before-step": "The next batch was asked for before this step had run. With workers it may be ready, but "
+                         "the step still has to wait for it.",
+    "step-includes-wait": "The step's event includes the wait for its batch. Read the clock again when the batch "
+                          "has arrived.",
+    "step-too-short": "The step's event does not cover the whole call of step.",
+    "not-floats": "Times must be Python floats, not {kind}: tensors are slow to draw and awkward to compare.",
+    "in-turn-wrong": "With workers=0, everything is done in turn: n × (loading + step).",
+    "workers-not-counted": "w workers load w batches at a time: count loading / w per batch.",
+    "not-overlapped": "With workers, loading and step run at the same time: the longer one counts, not the sum.",
     "shorter-counts": "The slower side sets the pace: take the maximum.",
-    "one-step-missing": "This is n - 1 turns of the slower side. There are n steps: the first batch is loaded, and then comes its "
-    "step.",
-    "first-batch-forgotten": "The first batch has nothing to hide behind: nobody works until it is loaded.",
+    "one-step-missing": "This is n - 1 turns of the slower side. There are n steps: the first batch is loaded, and "
+                        "its step comes after that.",
+    "first-batch-forgotten": "The first batch cannot load during another batch's step: no step runs until it is "
+                             "loaded.",
     "wrong-prediction": "This is not what the formulas give.",
 }
 
 
 def balise_2(record_events, predicted_seconds):
     """A loader and a step that note when they are called themselves."""
-    yield "step is called on every batch, between the loads"
+    yield "step is called for every batch, between the loads"
     run = _Run()
     events = record_events(run, run.step)
     _called_right(run)
-    yield "three events a batch, in Python floats"
+    yield "three events per batch, in Python floats"
     kinds = _sorted(events, run)
     yield "loading: from the stamps, in the worker that did it"
     shift = _loading(kinds, run)
