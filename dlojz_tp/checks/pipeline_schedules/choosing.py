@@ -7,26 +7,31 @@ from dlojz_tp.checking import Wrong, close
 
 HINTS = {
     "not-three": "Return (name, n_micro_batches, samples_per_second), or None if nothing fits.",
-    "unknown-schedule": "There is no schedule {name!r} among those given.",
-    "size-not-number": "{m} is the size of a micro-batch, in samples. What is asked for is their number: {number}.",
+    "unknown-schedule": "None of the given schedules is called {name!r}.",
+    "size-not-number": "{m} is the size of a micro-batch, in samples. Return the number of micro-batches: {number}.",
     "impossible-number": "{name} cannot cut {batch} samples into {m} equal micro-batches, or cannot schedule that many.",
-    "invented": "Nothing fits, and {name} with {m} micro-batches came back. The fullest rank would need {need:.3g} bytes of {memory:.3g}.",
-    "gave-up": "Nothing was found, and {name} with {m} micro-batches fits.",
-    "states-forgotten": "{name} with {m} micro-batches does not fit: the activations alone would, but weights, gradients and optimizer "
-    "need room too.",
-    "one-rank-looked-at": "{name} with {m} micro-batches fits on some ranks only: rank {rank} needs {need:.3g} bytes of {memory:.3g}. "
-    "Each rank has the states of its own stages, and the peak of their activations, of b samples each.",
+    "invented": "Nothing fits, but you returned {name} with {m} micro-batches. The fullest rank would need "
+                "{need:.3g} bytes of {memory:.3g}.",
+    "gave-up": "You found nothing, but {name} with {m} micro-batches fits.",
+    "states-forgotten": "{name} with {m} micro-batches does not fit. The activations alone would, but weights, "
+                        "gradients and optimizer states need memory too.",
+    "one-rank-looked-at": "{name} with {m} micro-batches fits only on some ranks: rank {rank} needs {need:.3g} "
+                          "bytes of {memory:.3g}. Each rank has the states of its own stages, and the peak of "
+                          "their activations, of b samples each.",
     "does-not-fit": "{name} with {m} micro-batches does not fit: rank {rank} needs {need:.3g} bytes of {memory:.3g}.",
-    "other-times": "{name} with {m} micro-batches gives {right:.4g} samples a second. What came back, {speed:.4g}, is what it would give "
-    "{machine}: the choice was made between wrong times.",
-    "most-micro-batches": "More micro-batches are not always better: each action costs its overhead. In samples a second, {name} "
-    "with {m} is faster here, and it fits.",
-    "schedules-not-compared": "{chosen} came back, and {name} is faster here. Were all schedules compared, with the costs of the text?",
-    "faster-one-missed": "{name} with {m} micro-batches is faster and fits as well. Was every divisor of the batch tried, and is each rank's "
-    "memory its states and its own peak?",
-    "wrong-throughput": "The choice is right, the throughput is not: {batch} samples in {seconds:.4g} s. If that is what you divide, look at the costs.",
-    "seconds-returned": "That is the time, of a step or a sample. Samples a second are asked for: {batch} in {seconds:.4g} s.",
-    "job-changed": "The job or the dictionary of schedules came out changed.",
+    "other-times": "{name} with {m} micro-batches gives {right:.4g} samples a second. You returned {speed:.4g}, "
+                   "which is what it would give {machine}: the choice was made between wrong times.",
+    "most-micro-batches": "More micro-batches are not always better: each action costs its overhead. {name} with "
+                          "{m} micro-batches gives more samples a second here, and it fits.",
+    "schedules-not-compared": "You returned {chosen}, but {name} is faster here. Do you compare all schedules, "
+                              "with the costs of the text?",
+    "faster-one-missed": "{name} with {m} micro-batches is faster and also fits. Do you try every divisor of the "
+                         "batch, and is each rank's memory the sum of its states and its own peak?",
+    "wrong-throughput": "The choice is right, but the throughput is wrong: it is {batch} samples in {seconds:.4g} "
+                        "s. If you divide just that, look at the costs.",
+    "seconds-returned": "That is the time of a step, or of a sample. Return samples a second: {batch} in "
+                        "{seconds:.4g} s.",
+    "job-changed": "You changed the job or the dictionary of schedules.",
 }  # fmt: skip
 
 
@@ -92,13 +97,13 @@ CASES = {name: (replace(job, memory=job.memory + 0.5), schedules) for name, (job
 
 def balise_5(choose):
     """Jobs of many kinds; the truth tries everything."""
-    yield "the fastest schedule and number of micro-batches that fit every rank, for many jobs"
+    yield "for many jobs, the fastest schedule and number of micro-batches that fit on every rank"
     for name, (job, schedules) in CASES.items():
         tried = _all(job, schedules)
         if not any(fits for _, fits, *_ in tried.values()):
             continue
         _right(choose, name, job, schedules, tried)
-    yield "None where nothing fits"
+    yield "None if nothing fits"
     for name, (job, schedules) in CASES.items():
         tried = _all(job, schedules)
         if not any(fits for _, fits, *_ in tried.values()):
@@ -128,8 +133,8 @@ def _mistaken(job, schedules, name, m, speed):
         "if actions had no overhead": replace(job, overhead=0.0),
         "if a backward in two halves cost nothing more": replace(job, split=0.0),
         "if messages took no time": replace(job, link=None),
-        "if each message were of the whole batch": replace(job, message_bytes=m * job.message_bytes),
-        "if each message were of one sample": replace(job, message_bytes=m * job.message_bytes / job.batch),
+        "if each message held the whole batch": replace(job, message_bytes=m * job.message_bytes),
+        "if each message held one sample": replace(job, message_bytes=m * job.message_bytes / job.batch),
     }
     speeds = {
         words: job.batch / _simulated(other, make(job.n_ranks, m), chunks, m).seconds

@@ -17,33 +17,35 @@ from dlojz_tp.checking import Wrong, close, pretended
 from dlojz_tp.works.balise import BaliseNotDone
 
 HINTS = {
-    "layers-built": "A layer was built before the PipelineModule asked for it. On every rank the whole model would be in memory: give "
-    "LayerSpec the class and its arguments, not a module.",
-    "not-specs": "Return a list of LayerSpec, each with a class of layers and its arguments.",
+    "layers-built": "A layer was built before the PipelineModule asked for it, so every rank would have the whole "
+                    "model in memory. Give LayerSpec the class and its arguments, not a module.",
+    "not-specs": "Return a list of LayerSpec, each with a layer's class and its arguments.",
     "cannot-be-built": "A layer cannot be built from its LayerSpec: {error}. It takes the class, then the class's arguments one by one, as the class "
     "itself does.",
-    "sizes-changed": "The list of sizes was changed. Leave it as it is: who called goes on with it.",
-    "wrong-layers": "The layers are {found}, {wanted} were expected.",
-    "gelu-at-the-end": "After the last linear layer there is no GELU: its outputs are what the loss takes.",
+    "sizes-changed": "You changed the list of sizes. Leave it as it is: the caller still uses it.",
+    "wrong-layers": "The layers are {found}, but {wanted} were expected.",
+    "gelu-at-the-end": "After the last linear layer there must be no GELU: the loss takes that layer's outputs.",
     "no-pipeline-module": "Return a PipelineModule.",
-    "stages-not-passed": "The PipelineModule was made for {found} stages, {wanted} were asked for: num_stages.",
-    "specs-changed": "The PipelineModule got other layers than the specs that were given.",
+    "stages-not-passed": "The PipelineModule was made for {found} stages, but {wanted} were asked for: set num_stages.",
+    "specs-changed": "The PipelineModule got other layers than the given specs.",
     "loss-not-passed": "The PipelineModule needs the loss function: the last stage calls it.",
     "not-a-dictionary": "Return a dictionary.",
-    "clipping-left-on": "Newer versions of DeepSpeed clip gradients to 1.0 unless they are told otherwise: set gradient_clipping to 0.0.",
+    "clipping-left-on": "Newer versions of DeepSpeed clip gradients to 1.0 by default: set gradient_clipping to 0.0.",
     "micro-batch-is-batch": "train_micro_batch_size_per_gpu is the size of one micro-batch in one pipeline, in samples: {wanted}, not "
     "{found}.",
-    "key-ignored": "`{name}` is no key of DeepSpeed's, which ignores what it does not know without a word. Its sizes are {names}.",
+    "key-ignored": "`{name}` is not a key of DeepSpeed's, which silently ignores keys it does not know. The keys "
+                   "for the sizes are {names}.",
     "no-accumulation": "gradient_accumulation_steps is the number of micro-batches: {wanted}, not {found}.",
     "replicas-forgotten": "train_batch_size counts all replicas: micro-batch × accumulation steps × replicas must give {wanted}.",
-    "even-refused": "{batch} samples are {m} micro-batches × {n} replicas of {wanted} each, and a ValueError was raised.",
+    "even-refused": "{batch} samples are {m} micro-batches × {n} replicas of {wanted} each, but you raised a "
+                    "ValueError.",
     "uneven-accepted": "{batch} samples do not divide by {m} micro-batches × {n} replicas: raise a ValueError.",
-    "zero-in-a-pipeline": "A pipeline does not go with ZeRO 2 or 3: gradients stay whole over its micro-batches.",
-    "optimizer-in-config": "The optimizer is handed to deepspeed.initialize, it does not belong into the configuration: DeepSpeed "
-    "would compile one of its own.",
-    "half-precision": "The step must be the plain one, in float32: no fp16, no bf16.",
-    "another-training": "With this, DeepSpeed does not change the weights as one process does that takes the mean loss and plain "
-    "SGD.",
+    "zero-in-a-pipeline": "A pipeline does not work with ZeRO 2 or 3: gradients stay whole over its micro-batches.",
+    "optimizer-in-config": "The optimizer does not belong in the configuration, since DeepSpeed would compile one "
+                           "of its own. Pass it to deepspeed.initialize.",
+    "half-precision": "The step must be the plain one, in float32: use neither fp16 nor bf16.",
+    "another-training": "With this, DeepSpeed does not change the weights as a single process does with the mean "
+                        "loss and plain SGD.",
 }  # fmt: skip
 
 SIZES = (([4, 8, 3], 2), ([6, 5, 7, 5, 2], 3), ([3, 4], 1))
@@ -52,13 +54,13 @@ CONFIGS = ((64, 8, 1), (64, 4, 4), (12, 12, 1), (96, 3, 2))
 
 def balise_6(layer_specs, pipeline_module, deepspeed_config):
     """Specs and module with a stand-in of deepspeed.pipe; the configuration; a true step if deepspeed is there."""
-    yield "layer specs: nothing is built, the right layers in the right order"
+    yield "layer specs: nothing is built, and the right layers are in the right order"
     answers = layer_specs, pipeline_module, deepspeed_config
     with _stand_in(*answers) as pipe:
         for sizes, n_stages in SIZES:
             specs = _right_specs(layer_specs, sizes, pipe)
             _right_module(pipeline_module, specs, n_stages, pipe)
-    yield "the configuration: sizes that multiply, no clipping"
+    yield "the configuration: sizes whose product is right, no clipping"
     for case in CONFIGS:
         _right_config(deepspeed_config, *case)
     for batch, m, n in ((10, 4, 1), (24, 4, 4)):
@@ -74,7 +76,7 @@ def balise_6(layer_specs, pipeline_module, deepspeed_config):
     if importlib.util.find_spec("deepspeed") is None:
         yield "not checked here, as deepspeed is not installed: a step by DeepSpeed itself"
         return
-    yield "a step of DeepSpeed on 2 ranks changes the weights as one process does"
+    yield "a step of DeepSpeed on 2 ranks changes the weights as a single process does"
     _right_training(*answers)
 
 

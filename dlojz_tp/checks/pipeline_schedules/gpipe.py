@@ -10,41 +10,49 @@ from dlojz_tp.checks.pipeline_schedules import running
 from dlojz_tp.probes.gpus import MIXED, NO_BACKEND, on_gpus
 
 HINTS = {
-    "no-stage": "make_stage returns a PipelineStage, make_gpipe a schedule with a method `step`.",
-    "whole-model-held": "Rank {rank} holds all layers. Each rank holds its own share only: that is what a pipeline is for.",
-    "layers-changed": "The list of {n} layers that was given has changed, {left} are left in it. Whoever makes the next stage of it lacks the others.",
-    "layers-lost": "Some layers are on no rank, or on two. Rank r of n takes those from len(layers) * r // n to "
-    "len(layers) * (r + 1) // n.",
-    "shares-uneven": "The largest share has {most} layers, the smallest {least}. They may differ by one.",
-    "shares-not-neighbours": "A stage holds neighbouring layers, in order, and rank 0 the first ones: activations go from rank to "
-    "rank.",
-    "micro-batches-ignored": "A stage did {found} forwards of {rows} samples in a step. {wanted} were asked for: pass "
-    "n_micro_batches on to the schedule.",
-    "not-gpipe": "A backward began before the last forward: that is another schedule. GPipe does all forwards first.",
-    "gradients-not-scaled": "The gradients are n_micro_batches times too large. Each micro-batch gave the mean over its own "
-    "samples; the mean over the batch is their mean. See scale_grads.",
-    "sum-scaled": "For a loss that is a sum, the gradients came out divided by the number of micro-batches. A sum over the batch is "
-    "the sum of the sums: scale_grads is for means.",
-    "old-gradients": "The first step is right, the second is not: the old gradients are still in it. And a schedule that scales, "
-    "scales *all* that is in .grad. Clear the gradients of each stage's submod first.",
-    "other-loss": "The gradients are not those of the loss function that was given. Hand loss_fn to the schedule.",
-    "wrong-gradients": "The gradients are not those of one process on the whole batch.",
-    "loss-on-last-only": "Only the rank of the last stage knows the loss. The others need it too: a collective brings it, once it was waited for.",
-    "loss-overwritten": "In the end the last stage's rank does not know the loss either: what came was the value of a rank that has none (the src of a "
-    "broadcast is the last stage's rank), or the sum went to one rank alone (reduce).",
-    "loss-not-averaged": "That is the sum of the micro-batches' losses, each of which is a mean over its samples. The loss of the "
-    "batch is their mean.",
+    "no-stage": "make_stage returns a PipelineStage, and make_gpipe a schedule with a method `step`.",
+    "whole-model-held": "Rank {rank} holds all layers. Each rank must hold only its own share: that is the purpose "
+                        "of a pipeline.",
+    "layers-changed": "You changed the list of {n} layers that you were given: {left} are left in it. The next "
+                      "stage made from it lacks the others.",
+    "layers-lost": "Some layers are on no rank, or on two. Rank r of n takes the layers from len(layers) * r // n "
+                   "up to, but not including, len(layers) * (r + 1) // n.",
+    "shares-uneven": "The largest share has {most} layers, the smallest {least}. They may differ by at most one.",
+    "shares-not-neighbours": "A stage holds neighbouring layers, in order, and rank 0 holds the first ones: "
+                             "activations go from rank to rank.",
+    "micro-batches-ignored": "A stage did {found} forwards of {rows} samples in a step, but {wanted} were asked "
+                             "for: pass n_micro_batches to the schedule.",
+    "not-gpipe": "A backward began before the last forward, as in another schedule. GPipe does all forwards first.",
+    "gradients-not-scaled": "The gradients are n_micro_batches times too large. Each micro-batch gives the mean "
+                            "over its own samples, and the mean over the batch is the mean of these. See "
+                            "scale_grads.",
+    "sum-scaled": "For a loss that is a sum, the gradients are divided by the number of micro-batches. A sum over "
+                  "the batch is the sum of the micro-batches' sums: scale_grads is for means.",
+    "old-gradients": "The first step is right, but the second is not: it still contains the old gradients. And a "
+                     "schedule that scales gradients scales *everything* in .grad. First clear the gradients of "
+                     "each stage's submod.",
+    "other-loss": "The gradients are not those of the given loss function. Pass loss_fn to the schedule.",
+    "wrong-gradients": "The gradients are not those of a single process on the whole batch.",
+    "loss-on-last-only": "Only the rank of the last stage knows the loss. The others need it too: use a "
+                         "collective, and wait for it.",
+    "loss-overwritten": "In the end, not even the last stage's rank knows the loss. Either the value came from a "
+                        "rank that has none (the src of a broadcast must be the last stage's rank), or the sum "
+                        "went to one rank only (reduce).",
+    "loss-not-averaged": "That is the sum of the micro-batches' losses, each of which is a mean over its samples. "
+                         "The loss of the batch is the mean of these losses.",
     "sum-averaged": "With a loss that is a sum, the loss of the batch is the sum over the micro-batches, not their mean.",
-    "loss-of-one-micro-batch": "That is the loss of one micro-batch. The list holds one for each: take them all.",
-    "loss-from-untrusted": "The loss is NaN. On this rank x or y is not to be trusted: x counts where the first stage is, y where "
-    "the last is.",
+    "loss-of-one-micro-batch": "That is the loss of one micro-batch. The list has one loss for each micro-batch: "
+                               "use them all.",
+    "loss-from-untrusted": "The loss is NaN. On this rank, x or y must not be used: x is valid only on the first "
+                           "stage's rank, and y only on the last stage's.",
     "loss-with-graph": "The loss still has its graph, which keeps activations alive. Detach it.",
     "loss-not-scalar": "Return the loss of the whole batch as a tensor with one value.",
-    "stage-not-on-gpu": "On GPUs, layers and what they are given are not in one place: {error}. make_stage moves its share of the layers to "
-    "`device`; PipelineStage does not.",
-    "others-on-gpu": "On GPUs, layers {found} of other ranks lie in this rank's memory, too. Take the share first, then move it: a "
-    "model that is cut does not fit on one GPU.",
-    "loss-not-on-gpu": "On GPUs, the loss is sent from the CPU's memory, and NCCL carries none from there: {error}. Make it on x.device.",
+    "stage-not-on-gpu": "On GPUs, the layers and their inputs are not on the same device: {error}. make_stage must "
+                        "move its share of the layers to `device`; PipelineStage does not.",
+    "others-on-gpu": "On GPUs, this rank's memory also holds layers {found}, which belong to other ranks. First "
+                     "take the share, then move it: a model that needs a pipeline does not fit on one GPU.",
+    "loss-not-on-gpu": "On GPUs, the loss is sent from the CPU's memory, which NCCL cannot do: {error}. Make the "
+                       "tensor on x.device.",
     "wrong-loss": "That is not the loss of the whole batch.",
 }  # fmt: skip
 
@@ -58,13 +66,13 @@ def balise_1(make_stage, make_gpipe, pipeline_step):
     yield "6 micro-batches of 4 samples, all forwards first"
     for size, ranks in worlds.items():
         _right_order(size, ranks)
-    yield "the gradients of one process, for a mean and for a sum, also in a second step"
+    yield "the gradients of a single process, for a mean and for a sum, also in a second step"
     for size, ranks in worlds.items():
         _right_gradients(size, ranks)
     yield "the loss of the whole batch, on every rank"
     for size, ranks in worlds.items():
         _right_losses(size, ranks)
-    yield "and where each of two ranks has a GPU"
+    yield "the same where each of two ranks has a GPU"
     known = ((MIXED, "stage-not-on-gpu"), (NO_BACKEND, "loss-not-on-gpu"))
     on_gpus(_on_gpu, make_stage, make_gpipe, pipeline_step, known=known)
 

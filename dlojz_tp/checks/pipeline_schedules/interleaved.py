@@ -8,30 +8,33 @@ from dlojz_tp.checks.pipeline_schedules import orders as data
 from dlojz_tp.checks.pipeline_schedules import running
 
 HINTS = {
-    "no-placement": "Return a list with one entry a rank: its list of (stage, [numbers of layers]).",
-    "not-dealt-out": "Rank {rank} holds stages {found}. Stages are dealt out in turn: rank r holds r, r + p, r + 2p, … If a rank "
-    "holds neighbouring stages, nothing is gained: it is one long stage.",
-    "layers-missing": "Along the stages, the layers are {found}: each must come once, in order.",
-    "stages-uneven": "The longest stage has {most} layers, the shortest {least}: they may differ by one.",
-    "whole-actions-only": "An order of 1F1B has the kinds F and B only.",
-    "stage-of-another": "Rank {rank} does stage {stage}, which is on rank {owner}: chunk c of rank r is stage c·p + r.",
-    "bubble-not-divided": "The bubble is that of 1F1B without chunks: {found:.3g} forwards of idle time a rank, {wanted:.3g} are "
-    "possible. A rank should not finish one chunk with all micro-batches before it begins the next.",
-    "too-much-idle": "A rank is idle for {found:.3g} forwards, {wanted:.3g} are possible. Rounds of p micro-batches, chunk after "
-    "chunk, keep everyone busy, and so do as many forwards ahead of the first backward as the text says.",
-    "all-forwards-first": "The time is right, and rank {rank} keeps all {found} forwards at once. Begin with backwards as soon as "
-    "the last rank can: {most} are enough.",
-    "keeps-too-much": "Rank {rank} keeps {found} forwards at once, {most} are enough.",
-    "too-few-ahead": "Rank {rank} keeps {found} forwards at once, and not {most}: too few are ahead of its first backward. While messages take "
-    "no time, that is as fast; else ranks wait for messages. The text asks for two more forwards for each rank after this one.",
-    "chunks-not-stages": "Rank {rank} of {size} has the stages {found}, {wanted} were expected: one PipelineStage a chunk, each with "
-    "its number along the whole model.",
+    "no-placement": "Return a list with one entry per rank: the rank's list of (stage, [numbers of layers]).",
+    "not-dealt-out": "Rank {rank} holds stages {found}. Deal out the stages in turn: rank r holds r, r + p, r + "
+                     "2p, … Neighbouring stages on one rank gain nothing: they are one long stage.",
+    "layers-missing": "Along the stages, the layers are {found}. Each layer must come once, in order.",
+    "stages-uneven": "The longest stage has {most} layers, the shortest {least}. They may differ by at most one.",
+    "whole-actions-only": "An order of 1F1B has only the kinds F and B.",
+    "stage-of-another": "Rank {rank} runs stage {stage}, which is on rank {owner}: chunk c of rank r is stage c·p + r.",
+    "bubble-not-divided": "The bubble is that of 1F1B without chunks: each rank is idle for {found:.3g} forwards, "
+                          "where {wanted:.3g} are possible. Do not finish one chunk with all micro-batches before "
+                          "the next chunk begins.",
+    "too-much-idle": "A rank is idle for {found:.3g} forwards, where {wanted:.3g} are possible. To keep every rank "
+                     "busy, work in rounds of p micro-batches, chunk after chunk, with as many forwards ahead of "
+                     "the first backward as the text says.",
+    "all-forwards-first": "The time is right, but rank {rank} keeps all {found} forwards at once. Start the "
+                          "backwards as soon as the last rank can: {most} forwards are enough.",
+    "keeps-too-much": "Rank {rank} keeps {found} forwards at once, but {most} are enough.",
+    "too-few-ahead": "Rank {rank} keeps {found} forwards at once, not {most}: too few come before its first "
+                     "backward. That is as fast only if messages take no time; otherwise ranks wait for messages. "
+                     "The text asks for two more forwards for each rank after this one.",
+    "chunks-not-stages": "Rank {rank} of {size} has the stages {found}, but {wanted} were expected: one "
+                         "PipelineStage per chunk, each with its number in the whole model.",
     "layers-elsewhere": "Stage {stage} holds layers {found}, not {wanted}.",
     "chunks-mean": "The gradients of a mean loss are n_micro_batches times too large.",
-    "chunks-sum": "The gradients of a loss that is a sum were divided by the number of micro-batches.",
-    "chunks-gradients": "The gradients are not those of one process on the whole batch.",
-    "not-interleaved": "In the run, rank {rank} of {size} kept {found} forwards at once where interleaved 1F1B keeps {most} at most: "
-    "is that its schedule?",
+    "chunks-sum": "The gradients of a loss that is a sum are divided by the number of micro-batches.",
+    "chunks-gradients": "The gradients are not those of a single process on the whole batch.",
+    "not-interleaved": "In the run, rank {rank} of {size} kept {found} forwards at once, but interleaved 1F1B "
+                       "keeps at most {most}. Did you use its schedule?",
     "no-pair": "make_interleaved returns two things: the list of stages and the schedule.",
 }  # fmt: skip
 
@@ -44,10 +47,11 @@ ALONE = (1,) if tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 1
 
 def balise_3(placement, interleaved_order, make_interleaved):
     """Placements, orders on the clock, and a run on 1, 2 and 3 ranks."""
-    yield "which layers a rank holds, also where nothing divides"
+    yield "the layers that a rank holds, also where nothing divides"
     for case in ((8, 2, 2), (7, 2, 3), (12, 4, 1), (9, 1, 4), (11, 2, 4), (24, 3, 4), (16, 4, 2)):
         _right_placement(placement, *case)
-    yield "the order: idle time of 1F1B divided by the number of chunks, and as many forwards ahead as the text says"
+    yield ("the order: the idle time of 1F1B divided by the number of chunks, and as many forwards ahead as the "
+           "text says")
     with data.own_orders(planner.interleaved_1f1b):
         for case in (
             (2, 4, 2),
@@ -61,7 +65,7 @@ def balise_3(placement, interleaved_order, make_interleaved):
             (5, 10, 2),
         ):
             _right_order(interleaved_order, *case)
-    yield "on up to 3 ranks with PyTorch: the gradients of one process, for a mean and for a sum"
+    yield "on up to 3 ranks with PyTorch: the gradients of a single process, for a mean and for a sum"
     worlds = running.on_ranks(_observed, placement, make_interleaved, sizes=(2, 3, *ALONE))
     for size, ranks in worlds.items():
         _right_run(size, ranks)
@@ -110,14 +114,14 @@ def _right_order(interleaved_order, p, m, v):
                 raise Wrong("stage-of-another", got=f"rank {rank}: {action}", where=where, **more)
     n_stages = 1 + max((action[2] for order in orders if order for action in order), default=0)
     if n_stages != p * v and all(orders):
-        raise Wrong("not-a-step", where=where, problem=f"there are {p * v} stages, and the orders speak of {n_stages}")
+        raise Wrong("not-a-step", where=where, problem=f"there are {p * v} stages, but the orders name {n_stages}")
     # a second pair of costs, so that no order fits the first by chance
     for forward, backward in ((1.0, 2.0), (2.0, 3.0)):
         found = data.simulated(orders, {"F": forward, "B": backward}, where, " and that of the stage")
         idle, wanted = found.seconds - found.busy[0], (p - 1) * (forward + backward)
         number = max((k for order in orders for _, k, _ in order), default=-1) + 1
         if number != m:
-            problem = f"there are {m} micro-batches, and the orders do {number}"
+            problem = f"there are {m} micro-batches, but the orders do {number}"
             raise Wrong("not-a-step", where=where, problem=problem)
         if idle > wanted + 1e-6:
             slug = "bubble-not-divided" if v > 1 and 0.95 * v * wanted <= idle <= 1.05 * v * wanted else "too-much-idle"

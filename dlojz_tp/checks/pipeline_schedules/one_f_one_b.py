@@ -8,23 +8,29 @@ from dlojz_tp.checking import Wrong
 from dlojz_tp.checks.pipeline_schedules import running
 
 HINTS = {
-    "does-not-divide": "{m} micro-batches of equal size cannot be cut from {batch} samples: take a divisor.",
+    "does-not-divide": "{batch} samples cannot be split into {m} micro-batches of equal size: take a divisor.",
     "bubble-too-large": "With {m} micro-batches on {p} stages the bubble is {share:.1%} of the step, more than {bound:.1%}. A rank "
     "works for m pairs of forward and backward, and is idle for p − 1 of them.",
-    "bubble-of-work": "The bubble was taken as a share of the *work*, (p−1)/m. As a share of the step it is (p−1)/(m+p−1).",
-    "size-returned": "That is the size of a micro-batch, in samples. How many of them are there?",
-    "bubble-of-zero": "A bubble of 0 is a bound like others: a pipeline of one stage keeps it, a longer one cannot. {error}",
-    "more-than-needed": "{fewer} micro-batches are enough. Small micro-batches fill no device: take the smallest number.",
-    "equal-refused": "A bubble of just the bound is allowed: it says *at most*.",
-    "nothing-raised": "No number of micro-batches keeps this bound: raise a ValueError.",
-    "found-nothing": "A ValueError was raised, and {m} micro-batches would do.",
+    "bubble-of-work": "You take the bubble as a share of the *work*, (p−1)/m. As a share of the step it is "
+                      "(p−1)/(m+p−1).",
+    "size-returned": "That is the size of a micro-batch, in samples. Return the number of micro-batches.",
+    "bubble-of-zero": "A bubble of 0 is a bound like any other: a pipeline of one stage meets it, a longer one "
+                      "cannot. {error}",
+    "more-than-needed": "{fewer} micro-batches are enough. Small micro-batches do not fill a device: take the "
+                        "smallest number.",
+    "equal-refused": "A bubble of exactly the bound is allowed: the bound means *at most*.",
+    "nothing-raised": "No number of micro-batches meets this bound: raise a ValueError.",
+    "found-nothing": "You raised a ValueError, but {m} micro-batches meet the bound.",
     "not-a-number": "Return the number of micro-batches, an int.",
-    "gpipe-memory": "Rank {rank} of {size} kept {found} micro-batches at once: that is GPipe. In 1F1B stage s keeps at most p − s.",
-    "too-many-in-flight": "Rank {rank} of {size} kept {found} micro-batches at once. In 1F1B stage s keeps at most p − s: {most}.",
-    "other-number": "A stage did {found} forwards in a step, {wanted} micro-batches were asked for.",
-    "mean-not-scaled": "The gradients of a mean loss are n_micro_batches times too large: 1F1B has to scale them as GPipe does.",
-    "sum-divided": "The gradients of a loss that is a sum were divided by the number of micro-batches.",
-    "not-the-gradients": "The gradients are not those of one process on the whole batch.",
+    "gpipe-memory": "Rank {rank} of {size} kept {found} micro-batches at once, as in GPipe. In 1F1B, stage s keeps "
+                    "at most p − s.",
+    "too-many-in-flight": "Rank {rank} of {size} kept {found} micro-batches at once. In 1F1B, stage s keeps at "
+                          "most p − s: {most}.",
+    "other-number": "A stage did {found} forwards in a step, but {wanted} micro-batches were asked for.",
+    "mean-not-scaled": "The gradients of a mean loss are n_micro_batches times too large: 1F1B must scale them, as "
+                       "GPipe does.",
+    "sum-divided": "The gradients of a loss that is a sum are divided by the number of micro-batches.",
+    "not-the-gradients": "The gradients are not those of a single process on the whole batch.",
     "no-schedule": "make_1f1b returns a schedule with a method `step`.",
 }  # fmt: skip
 
@@ -40,10 +46,10 @@ MICRO_BATCHES = 6  # not the practical work's own
 
 def balise_2(choose_micro_batches, make_1f1b):
     """The number for given bounds; 1F1B in worlds of 1, 2 and 4."""
-    yield "the smallest number of equal micro-batches that keeps the bubble under a bound"
+    yield "the smallest number of equal micro-batches that keeps the bubble within a bound"
     for p, bound, batch in CASES:
         _right_number(choose_micro_batches, p, bound, batch)
-    yield "a ValueError where no number will do"
+    yield "a ValueError where no number meets the bound"
     for p, bound, batch in IMPOSSIBLE:
         try:
             found = choose_micro_batches(p, bound, batch)
@@ -55,7 +61,7 @@ def balise_2(choose_micro_batches, make_1f1b):
             "nothing-raised", expected="ValueError", got=found, where=f"{p} stages, {bound:.0%}, {batch} samples"
         )
     worlds = running.on_ranks(_observed, make_1f1b, sizes=(2, 4, 1))
-    yield "1F1B: the gradients of one process, for a mean and for a sum"
+    yield "1F1B: the gradients of a single process, for a mean and for a sum"
     for size, ranks in worlds.items():
         _right_ranks(size, ranks)
     yield "stage s keeps at most p − s micro-batches"

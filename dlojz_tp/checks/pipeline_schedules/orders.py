@@ -8,10 +8,10 @@ from dlojz_tp.checking.borrowed import out_of_reach
 from dlojz_tp.probes.schedules import pipeline_schedules
 
 HINTS = {
-    "planner-called": "{name} knows such a schedule already: write it yourself, here.",
+    "planner-called": "{name} already contains such a schedule. Here, write it yourself.",
     "not-a-list": "Return a list of actions: tuples of a kind, the number of the micro-batch{third}.",
     "not-a-step": "This cannot be a training step: {problem}.",
-    "deadlock": "Ranks would wait for each other for ever: {problem}.",
+    "deadlock": "Ranks would wait for each other forever: {problem}.",
 }
 
 

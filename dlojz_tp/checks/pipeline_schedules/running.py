@@ -11,9 +11,9 @@ from dlojz_tp.probes import ranks
 from dlojz_tp.probes.ranks import hung, killed_by
 
 HINTS = {
-    "ranks-wait": "The ranks waited for each other for ever. Every rank has to call the same collectives, in the same order, and "
-    "the same schedule.",
-    "collective-broke": "A collective broke off ({error}). Its tensor has the same shape and dtype on all ranks.",
+    "ranks-wait": "The ranks waited for each other forever. Every rank must call the same collectives, in the same "
+                  "order, and use the same schedule.",
+    "collective-broke": "A collective failed ({error}). Its tensor must have the same shape and dtype on all ranks.",
 }
 
 WIDTHS = (5, 6, 4, 7, 5, 6, 4, 3)  # of what goes into the layers, and out of the last

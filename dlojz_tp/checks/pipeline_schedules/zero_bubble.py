@@ -16,31 +16,37 @@ from dlojz_tp.probes.operations import Operations
 from dlojz_tp.probes.seeded import seeded
 
 HINTS = {
-    "library-called": "PyTorch has such a split inside. Here it is yours to write: torch.autograd.grad is all you need.",
+    "library-called": "PyTorch has such a split internally. Write it yourself here: torch.autograd.grad is all you "
+                      "need.",
     "wrong-output": "forward({k}, x) does not give the module's output.",
     "wrong-input-gradient": "backward_input does not give the gradient of the input.",
-    "micro-batches-mixed": "That is what another micro-batch would give: keep what belongs to k under k.",
-    "weights-in-input": "backward_input already put something into .grad of the weights. torch.autograd.grad gives gradients without "
-    "touching .grad.",
-    "weights-computed-early": "backward_input did {found} matrix products, the gradient of the input needs {wanted}: it computes weight "
-    "gradients, runs the forward again, or goes back through the graph twice: one call gives all.",
-    "chain-twice": "backward_weight did {found} matrix products, the weights' gradients need {wanted}: it goes through the chain of "
-    "layers again. In the first half, keep the gradients of the outputs of the layers with parameters.",
-    "forward-twice": "forward did {found} matrix products, the module has {wanted} linear layers.",
+    "micro-batches-mixed": "That is the result for another micro-batch: keep everything that belongs to k under k.",
+    "weights-in-input": "backward_input already writes to .grad of the weights. torch.autograd.grad computes "
+                        "gradients without touching .grad.",
+    "weights-computed-early": "backward_input did {found} matrix products, but the gradient of the input needs "
+                              "only {wanted}. It computes weight gradients, runs the forward again, or goes back "
+                              "through the graph twice. One call gives all the gradients you need.",
+    "chain-twice": "backward_weight did {found} matrix products, but the weights' gradients need only {wanted}: it "
+                   "goes through the chain of layers again. In the first half, keep the gradients of the outputs "
+                   "of the layers that have parameters.",
+    "forward-twice": "forward did {found} matrix products, but the module has {wanted} linear layers.",
     "weights-missing": "After backward_weight a parameter has no gradient.",
-    "not-added": ".grad holds the last micro-batch only: gradients add up over micro-batches, as with backward().",
+    "not-added": ".grad holds only the last micro-batch: gradients must add up over micro-batches, as with backward().",
     "wrong-weight-gradient": "After backward_weight, .grad is not what a whole backward gives.",
-    "half-not-on-gpu": "On a GPU, something is in the CPU's memory: {error}. What you make yourself is made where the gradient is: torch.zeros_like(weight).",
+    "half-not-on-gpu": "On a GPU, something is in the CPU's memory: {error}. Make new tensors on the gradient's "
+                       "device: torch.zeros_like(weight).",
     "frozen-trained": "A frozen parameter (requires_grad=False) got a gradient.",
-    "kept-for-ever": "Something of micro-batch {k} is still kept after its backward_weight: {what}. Take it out of what the stage "
-    "holds.",
-    "whole-backwards": "The order has a whole backward B. Here it comes in two halves, I and W.",
-    "weights-at-once": "Each rank is idle for {found:.3g} s, {wanted:.3g} are possible: the weight gradients come right after the "
-    "input gradients, and keep the stage before waiting. Put them off: rank r by r micro-batches.",
-    "bubble-left": "Each rank is idle for {found:.3g} s, {wanted:.3g} are possible. As in 1F1B, rank r begins with p − r − 1 "
-    "forwards; its weight gradients come r micro-batches late.",
-    "weights-too-late": "Rank {rank} keeps {found} micro-batches at once, until their W. {most} are enough: begin with p − r − 1 "
-    "forwards, as 1F1B does, and put weight gradients off by r micro-batches, no more.",
+    "kept-for-ever": "Something of micro-batch {k} is still kept after its backward_weight: {what}. Remove it from "
+                     "what the stage holds.",
+    "whole-backwards": "The order contains a whole backward, B. Here, backward comes in two halves, I and W.",
+    "weights-at-once": "Each rank is idle for {found:.3g} s, where {wanted:.3g} s are possible. The weight "
+                       "gradients come right after the input gradients, so the stage before has to wait. Delay "
+                       "them: on rank r, by r micro-batches.",
+    "bubble-left": "Each rank is idle for {found:.3g} s, where {wanted:.3g} s are possible. As in 1F1B, rank r "
+                   "begins with p − r − 1 forwards; its weight gradients come r micro-batches late.",
+    "weights-too-late": "Rank {rank} keeps {found} micro-batches at once, until their W, but {most} are enough. "
+                        "Begin with p − r − 1 forwards, as 1F1B does, and delay weight gradients by r "
+                        "micro-batches, no more.",
 }  # fmt: skip
 
 PRODUCTS = {
@@ -57,7 +63,7 @@ PRODUCTS = {
 
 def balise_4(SplitStage, zero_bubble_order):  # noqa: N803
     """Values, operations and memory of the halves; then the orders on the clock."""
-    yield "outputs, and gradients of the inputs, of three micro-batches under way"
+    yield "outputs and input gradients, with three micro-batches under way"
     library = [
         (_backward, name, _refuse) for name in ("stage_backward_input", "stage_backward_weight", "stage_backward")
     ]
@@ -174,7 +180,7 @@ def _values(SplitStage):  # noqa: N803
                 if any(close(p.grad, true[n][2][list(names).index(name)]) for n in sizes if n != k) and len(done) == 1:
                     slug = "micro-batches-mixed"
                 raise Wrong(slug, got=p.grad, **more)
-    yield "a step more with other sizes, a 3-dimensional input and a frozen weight"
+    yield "one more step with other sizes, a 3-dimensional input and a frozen weight"
     module = _module(frozen=True)
     stage = SplitStage(module)
     for k, shape in ((0, (1, 5)), (7, (2, 3, 5))):
@@ -255,7 +261,7 @@ def _right_order(zero_bubble_order, p, m):
     if all(orders):
         number = 1 + max((a[1] for o in orders for a in o if len(a) > 1 and isinstance(a[1], int)), default=-1)
         if number != m:
-            problem = f"there are {m} micro-batches, and the orders do {number}"
+            problem = f"there are {m} micro-batches, but the orders do {number}"
             raise Wrong("not-a-step", where=where, problem=problem)
     found = data.simulated(orders, {"F": 1.0, "I": 1.0, "W": 1.0}, where)
     for rank, kept in enumerate(found.in_flight):
