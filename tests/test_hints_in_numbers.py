@@ -23,7 +23,7 @@ CASES = [  # work, balise, what is changed in the solution, what the hint must s
     ("11", 1, ("math.log(low)", "math.log(low / 2)"), "On 'rate', 5, 50 and 95 % of the draws are below"),
     ("11", 1, ("counts[name])", "counts[name] + 1)"), "has 0.001, 0.02154, 0.4642, 10. It should have 0.001, 0.1, 10"),
     ("11", 3, ("order[: len(order) // self.eta]", "order[: 1]"), "Rung at 1 epochs: 1 reported, 1 // 3 = 0 go on, 0"),
-    ("12", 4, ("d + 3 * d + d + h", "3 * d + d + h"), ("d + f + f", "f + f"), "what the norm gives out"),
+    ("12", 4, ("d + 3 * d + d + h", "3 * d + d + h"), ("d + f + f", "f + f"), "keeps the norm's output"),
     ("12", 6, ("optimizers[p].step()", "p.grad /= 2; optimizers[p].step()"), "moved 0.52 times as far"),
 ]  # fmt: skip
 

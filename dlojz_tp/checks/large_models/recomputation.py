@@ -122,7 +122,7 @@ LOOKS = [
     Value("the peak stays within the budget", "tops", [b for _, b in BUDGETS], "over-budget", _below, _first_budget(operator.gt, "at most {}".format)),
     Value("with the fewest extra operations", "costs", [least(*one) for one in BUDGETS], "not-cheapest", fields=_first_budget(operator.ne, "{} operations".format)),
     Look("a peak of exactly the budget fits", "exact", [True] * len(TIGHT), "budget-itself", fields=silent),
-    Look("None where nothing fits", "impossible", [None] * len(OVER), "impossible", fields=_first),
+    Look("None if nothing fits", "impossible", [None] * len(OVER), "impossible", fields=_first),
     Look("48 blocks, with the bytes of a real model", "large", [due for _, due in LARGE_LEAST], "large-not-cheapest"),
 ]
 

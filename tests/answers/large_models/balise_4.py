@@ -228,20 +228,20 @@ variant(4, "wrong-activations", LISTS, ("config.layers * sum", "2 * sum"))
 
 def activations(slug, text, change, other):
     """A hint for a term of the formula: a slip of the solution, and the same in the other design."""
-    hint(4, slug, text + " Predicted over measured: {ratios}.")
+    hint(4, slug, text + " Your bytes divided by the measured ones: {ratios}.")
     slip(4, slug, change)
     variant(4, slug, LISTS, other)
 
 
-activations("gelu-once", "Behind the wide linear layer two tensors of ffn_width are kept: GELU's input, and what it gives out, which the next layer reads.",
+activations("gelu-once", "After the wide linear layer, two tensors of width ffn_width are kept: GELU's input, and its output, which the next layer reads.",
             ("s * (d + f + f)", "s * (d + f)"), ("2 * x * wide / d", "x * wide / d"))  # fmt: skip
-activations("scores-counted", "Fused attention keeps no scores: a number for each head and token, not for each pair of tokens.",
+activations("scores-counted", "Fused attention keeps no scores: only one number for each head and token, not one for each pair of tokens.",
             ("d + h)", "d + h * s)"), ("small * config.heads", "small * config.heads * tokens"))  # fmt: skip
-activations("sums-counted", "A sum keeps nothing: what it gives out is the input of the next norm, and counted there.",
+activations("sums-counted", "A sum keeps nothing: its output is the input of the next norm, and is counted there.",
             ("config.layers * (norm", "config.layers * (2 * s * d + norm"), ('"qkv": 3 * x', '"qkv": 3 * x + x + x'))  # fmt: skip
-activations("norm-outputs-missing", "In each block one tensor of the size of its input is missing. What a layer norm gives out is the input of a linear layer, and kept beside the norm's own input; what attention gives out is kept too.",
+activations("norm-outputs-missing", "In each block, one tensor of the size of its input is missing. A layer norm's output is the input of a linear layer, and is kept beside the norm's own input. The output of attention is kept too.",
             ("3 * d + d + h", "3 * d + h"), ("2 * (2 * x", "2 * (1.5 * x"))  # fmt: skip
-activations("qkv-once", "In each block two tensors of the size of its input are missing. Queries, keys and values are three such tensors. Each of the two norms keeps its input, and the linear layer after it keeps what the norm gives out.",
+activations("qkv-once", "In each block, two tensors of the size of its input are missing. Queries, keys and values are three such tensors. Each of the two norms keeps its input, and the linear layer after it keeps the norm's output.",
             ("3 * d + d + h", "d + d + h"), ('"qkv": 3 * x', '"qkv": x'))  # fmt: skip
 slip(4, "qkv-once", ("s * (d + 3 * d + d + h)", "s * (3 * d + d + h)"), ("s * (d + f + f)", "s * (f + f)"))
 slip(4, "qkv-once", ("norm = s * (d + 2)", "norm = s * 2"))
@@ -249,20 +249,20 @@ activations("no-image", "The convolution keeps its input, the image.",
             ("image = config", "image = 0 * config"), ("ends = batch *", "ends = 0 * batch *"))  # fmt: skip
 activations("no-batch", "Activations are kept for each image of the batch.",
             ("4 * batch * kept", "4 * kept"), ("        \"activations\": ends + config.layers * sum(block.values())", "        \"activations\": (ends + config.layers * sum(block.values())) / batch"))  # fmt: skip
-activations("numbers-not-bytes", "The unit is another: bytes are due, four for each number of float32.",
+activations("numbers-not-bytes", "The unit is wrong: give bytes, four for each number in float32.",
             ("4 * batch * kept", "batch * kept"), ("        \"activations\": ends + config.layers * sum(block.values())", "        \"activations\": (ends + config.layers * sum(block.values())) // 4"))  # fmt: skip
-activations("no-class-token", "The class token is one token more than there are patches.",
+activations("no-class-token", "With the class token, there is one token more than there are patches.",
             ("config.patches + 1", "config.patches"), ("    x = batch", "    tokens -= 1\n    x = batch"))  # fmt: skip
-activations("no-logits", "The cross-entropy keeps a number for each class.",
+activations("no-logits", "The cross-entropy keeps one number for each class.",
             (" + config.classes", ""), (" + 4 * batch * config.classes", ""))  # fmt: skip
-activations("ends-missing", "Behind the blocks the norm keeps its input, all tokens, and the head all that the norm gives out: the class token is a view of it.",
+activations("ends-missing", "After the blocks, the norm keeps its input, all tokens, and the head keeps the norm's whole output, because the class token is a view of it.",
             ("head = norm + s * d", "head = s * d"), ("* 4 + 2 * x + 2 * small", "* 4 + x"))  # fmt: skip
 slip(4, "ends-missing", ("head = norm + s * d", "head = norm + d"))
 slip(4, "ends-missing", ("head = norm + s * d", "head = d"))
 slip(4, "norm-outputs-missing", ("(norm + attention + norm", "(norm + attention"))
 activations(
     "one-block",
-    "One block is counted; there are config.layers.",
+    "You count one block; there are config.layers.",
     ("config.layers * (norm", "(norm"),
     ("config.layers * sum", "sum"),
 )
@@ -278,7 +278,7 @@ ESTIMATED = (
 )
 bank.text(4, "model-run", ESTIMATED, variant=True)
 
-activations("small-terms", "A small term is missing: a layer norm keeps, beside its input, a mean and a deviation for each token, and fused attention a number for each head and token.",
+activations("small-terms", "A small term is missing. Beside its input, a layer norm keeps a mean and a deviation for each token, and fused attention keeps one number for each head and token.",
             ("s * (d + 2)", "s * d"), ("2 * (2 * x + 2 * small)", "2 * (2 * x)"))  # fmt: skip
 slip(4, "small-terms", ("3 * d + d + h)", "3 * d + d)"))
 slip(4, "small-terms", ("3 * d + d + h)", "3 * d + d)"), ("s * (d + 2)", "s * d"))
