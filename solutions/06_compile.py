@@ -3,11 +3,11 @@
 #
 # PyTorch runs one operation after another. Each one reads its operands from memory, does little with them, and writes
 # its result back. A compiler that sees several operations at once can **fuse** them: each number is read once and then
-# stays in registers. You count the bytes that fusion saves, write a model that `torch.compile` captures whole, and
+# stays in registers. You count the bytes that fusion saves, write a model that `torch.compile` captures as a whole, and
 # compute **after how many steps compiling has paid for itself**.
 #
 # **What you will gain.** A chain of eight pointwise operations makes 19 passes over a tensor. One fused kernel makes 4.
-# You count these bytes and measure the seconds of both.
+# You count the bytes and measure the seconds of both.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import ctypes
@@ -78,14 +78,14 @@ figure, (left, right) = plt.subplots(1, 2, figsize=(10, 2.4), width_ratios=(2, 1
 draw_passes(
     left, ["divide", "erf", "+ 1", "× x", "÷ 2"], "Five operations: a read and a write each (drawn from the formula)"
 )
-draw_passes(right, ["divide, erf, + 1, × x, ÷ 2"], "One kernel: the rest in registers")
+draw_passes(right, ["divide, erf, + 1, × x, ÷ 2"], "One kernel: the rest stays in registers")
 plt.show()
 
 # %% [markdown]
 # ## The baseline
 #
-# A bias, a GELU, a dropout mask and a residual, as in a transformer's feed-forward part. How long do the eight
-# operations take, and how long does one of them?
+# The chain adds a bias, applies a GELU and a dropout mask, and adds a residual, as in a transformer's feed-forward
+# part. How long do its eight operations take, and how long does one of them take?
 
 
 # %% tags=["setup"]
@@ -110,27 +110,28 @@ measure.race(
 #
 # $$\text{gelu}(x) = \frac{x}{2}\left(1 + \operatorname{erf}\!\left(\frac{x}{\sqrt 2}\right)\right)$$
 #
-# A loop in C reads each number once and writes it once. C knows no tensors: it gets two addresses and a count.
+# A loop in C reads each number once and writes each result once. C knows nothing of tensors: it gets two addresses and
+# a count.
 #
-# - `compile_command(source, library)`: the command that makes the shared library. Write its `options`, which optimise
-#   and make a library.
+# - `compile_command(source, library)`: the command that makes the shared library. Write its `options`: optimise, and
+#   make a shared library.
 # - `c_source()`: the C file as text. It defines `void gelu(const float *x, float *y, int64_t n)`, which writes the
 #   exact GELU of the `n` numbers at `x` to `y`.
 # - `fused_gelu(x, library)`: the GELU of a CPU tensor of any shape, strides and dtype, as a **new** tensor of the same
-#   shape and dtype. Make float32 numbers that C can read, and room for the result. Call `library.gelu`, and go back to
-#   the dtype of `x`.
+#   shape and dtype. Prepare float32 numbers that C can read, and room for the result. Call `library.gelu`, and go back
+#   to the dtype of `x`.
 #
 # <details><summary>Hint</summary>
 #
 # `-O3` optimises, and a shared library needs `-shared -fPIC`. In C, `erff` is the `float` version of `erf`, from
-# `math.h`. `int64_t` comes from `stdint.h`. An address is `x.data_ptr()`. The memory of a transposed tensor is in
-# another order than its elements (`contiguous`), and a tensor without a name is freed, perhaps before C reads it.
+# `math.h`. `int64_t` comes from `stdint.h`. An address is `x.data_ptr()`. A transposed tensor's elements are in a
+# different order in memory (`contiguous`), and a tensor without a name may be freed before C reads it.
 # </details>
 
 
 # %% tags=["balise-1"]
 def compile_command(source, library):
-    """The words of the command that makes the shared library at path `library` of the C file at path `source`."""
+    """The words of the command that makes the shared library at path `library` from the C file at path `source`."""
     # BEGIN SOLUTION
     options = ["-O3", "-march=native", "-ffast-math", "-shared", "-fPIC"]
     # END SOLUTION
@@ -168,8 +169,8 @@ def fused_gelu(x, library):
 tp.check(1, compile_command, c_source, fused_gelu)
 
 # %% [markdown]
-# Two more options can go into yours: `-march=native` allows all instructions of this processor, and `-ffast-math`
-# another order of operations. Such a library runs on this type of processor only, and may mishandle infinities and NaN.
+# You can add two more options: `-march=native` allows all instructions of this processor, and `-ffast-math` lets the
+# compiler reorder operations. Such a library runs on this type of processor only, and may mishandle infinities and NaN.
 
 # %%
 CANDIDATES = "your C, your command", "your C, -O3 alone", "torch, five operations", "torch, its own gelu"
@@ -227,7 +228,7 @@ if compiling.c_compiler():
     order = sorted(nanoseconds, key=nanoseconds.get)
     bars = axes.barh(order, [nanoseconds[name] for name in order], color=[BLUE if "C" in n else GREY for n in order])
     axes.bar_label(bars, [f" {nanoseconds[name]:,.3g}" for name in order])
-    axes.set(xscale="log", xlabel="time of one number (ns, log scale), one core", title="A GELU, computed in five ways")
+    axes.set(xscale="log", xlabel="time per number (ns, log scale), one core", title="A GELU, computed in five ways")
     axes.margins(x=0.25)
     plt.show()
 
@@ -240,8 +241,8 @@ if compiling.c_compiler():
 #
 # ### Balise 2 · Memory traffic, unfused and fused · about 13 min
 #
-# If memory is the limit, fusion gains the ratio of the bytes that are moved. Return both numbers, `(unfused, fused)`,
-# for `function(*inputs)`, which returns one tensor.
+# If memory is the limit, the gain of fusion is the ratio of bytes moved. Return both numbers, `(unfused, fused)`, for
+# `function(*inputs)`, which returns one tensor.
 #
 # - `unfused`: for every operation, the tensors that it reads and those that it returns. Views move nothing.
 # - `fused`: each of `inputs` once, and the result once.
@@ -256,7 +257,7 @@ if compiling.c_compiler():
 # <details><summary>Hint</summary>
 #
 # Along an expanded dimension the stride is 0, and its size doesn't count. `operation(*args, **(kwargs or {}))` runs the
-# operation, and `operation.is_view` tells a view. Operands can be in `kwargs` too, and there may be several results:
+# operation, and `operation.is_view` marks a view. Operands can be in `kwargs` too, and there may be several results:
 # `tensors` takes any tuple.
 # </details>
 
@@ -271,7 +272,7 @@ def memory_traffic(function, *inputs):
         return tensor.itemsize * math.prod(size for size, stride in zip(tensor.shape, tensor.stride()) if stride)
         # END SOLUTION
 
-    def tensors(tree):  # in lists, tuples and dictionaries; one that stands there twice is read once
+    def tensors(tree):  # in lists, tuples and dictionaries; one that is there twice is read once
         return {id(leaf): leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)}.values()
 
     class Counting(TorchDispatchMode):
@@ -296,7 +297,7 @@ def memory_traffic(function, *inputs):
 tp.check(2, memory_traffic)
 
 # %% [markdown]
-# Now count the chain, compile it, and race it. Is the ratio of bytes the ratio of seconds?
+# Now count the chain's bytes, compile it, and race it. Does the ratio of bytes predict the ratio of seconds?
 
 # %%
 unfused, fused = memory_traffic(tail, *inputs)
@@ -332,20 +333,20 @@ if MISSING:
     print(f"{MISSING}: the compiled chain was not fused, and only the bytes count")
 
 # %% [markdown]
-# The bytes know memory only. Eager also has to *allocate* eight results, which increases the gain. A cache that keeps
-# some of them reduces it, and so does the arithmetic of `erf`. Matrix products do many operations for each byte, so
-# fusion gains little there.
+# The bytes tell us only about memory. Eager also has to *allocate* eight results, which increases the gain. A processor
+# cache that keeps some of them reduces it, and so does the arithmetic of `erf`. Matrix products do many operations for
+# each byte, so fusion gains little there.
 #
 # ## One graph
 #
-# Dynamo captures a graph as long as it can follow Python *without the numbers in the tensors*. Elsewhere the graph
-# **breaks**: Python takes over, and the rest becomes another graph. The result stays right, but nothing is fused across
-# a break. `Chatty` has all the usual reasons:
+# Dynamo captures a graph as long as it can follow Python *without knowing the numbers in the tensors*. Elsewhere the
+# graph **breaks**: Python takes over, and the rest becomes another graph. The result stays right, but nothing is fused
+# across a break. `Chatty` has all the usual causes of breaks:
 
 
 # %% tags=["setup"]
 class Chatty(nn.Module):
-    """x (b, 16) -> logits (b, 4). Keeps the peak of its activations, one number a call."""
+    """x (b, 16) -> logits (b, 4). Keeps the peak of its activations, one number per call."""
 
     def __init__(self):
         super().__init__()
@@ -371,12 +372,12 @@ compiling.capture(Chatty(), torch.randn(8, 16))
 # ### Balise 3 · One graph, no break · about 14 min
 #
 # Write `Mended`. It has the layers of `Chatty` (`first` and `second`, the same sizes), gives the same logits and
-# gradients for every input, and Dynamo captures it in **one** graph.
+# gradients for every input, and is captured in **one** graph.
 #
 # - It prints nothing.
-# - Instead of the list `peaks`, it has a buffer `peak` of shape `()`: the largest number that goes into `second` in its
-#   last call, outside of any graph.
-# - Where `size` is zero, logits and gradients are still those of `Chatty`, and not NaN.
+# - Instead of the list `peaks`, it has a buffer `peak` of shape `()`: the largest number that went into `second` in the
+#   last call, detached from the gradients.
+# - If `size` is zero, logits and gradients are still those of `Chatty`, not NaN.
 #
 # <details><summary>Hint</summary>
 #
@@ -421,20 +422,20 @@ compiling.capture(Mended(), torch.randn(8, 16))
 #
 # ### Balise 4 · Recompilations, counted and stopped · further · about 15 min
 #
-# Each graph has **guards**: the shapes, dtypes and Python values that it was made for. A call that fails all guards
-# compiles again. After 8 graphs, Dynamo stops, and such a call runs uncompiled. Batches of sentences change their
-# length, so pad them to a few *buckets*.
+# Each graph has **guards**: the shapes, dtypes and Python values that it was made for. A call that fits no graph's
+# guards compiles a new graph. After 8 graphs, Dynamo stops, and such a call runs uncompiled. Batches of sentences vary
+# in length, so pad them to a few *buckets*.
 #
 # - `count_graphs`: a *backend* receives each new graph and returns what runs it. Write one that counts in `graphs` and
 #   runs the graph unchanged.
 # - `pad_to_bucket(x, multiple)`: `x`, `(b, t, d)`, gets zeros at the end of `t`, up to the next multiple. Return
 #   `(padded, mask)`; the boolean `mask`, `(b, padded t)`, is `True` where a position is real.
 # - `masked_pool(x, query, mask)`: `attention_pool` over the real positions only, without taking elements out. Each row
-#   has one at least. NaN in the padding must affect neither result nor gradients.
+#   has at least one. NaN in the padding must affect neither the result nor the gradients.
 #
 # <details><summary>Hint</summary>
 #
-# `graph.forward` runs the graph as it is, and `nonlocal graphs` lets the inner function count. `F.pad` counts
+# `graph.forward` runs the graph unchanged, and `nonlocal graphs` lets the inner function count. `F.pad` counts
 # dimensions from the last, two numbers for each, and pads booleans with `False`. A softmax gives weight 0 where the
 # score is minus infinity: set it *before* the softmax. A weight of 0 times NaN is NaN, also in the backward pass: fill
 # `x` first.
@@ -468,7 +469,7 @@ def count_graphs(function, calls, dynamic=None):
 
 
 def pad_to_bucket(x, multiple):
-    """x (b, t, d) with zeros behind, t up to a multiple of `multiple`, and the mask of real positions: both where x is."""
+    """x (b, t, d), t padded with zeros to a multiple of `multiple`, and the mask of real positions; both on x's device."""
     # BEGIN SOLUTION
     missing = -x.shape[1] % multiple
     # END SOLUTION
@@ -541,8 +542,8 @@ graphs_made.shows(found["20 lengths, defaults"], "{:.0f} graphs", why)
 # one step. `slow_steps` lists the seconds of the steps that had to compile, each of which also did the work of a step.
 #
 # Return the smallest number of steps `n` after which the compiled job, its slow steps included, has taken no longer
-# than the eager one: an `int`, at least 1, and at least as many as `slow_steps`. Return `None` if a compiled step is
-# not faster.
+# than the eager one: an `int`, at least 1, and at least `len(slow_steps)`. Return `None` if a compiled step is not
+# faster.
 #
 # <details><summary>Hint</summary>
 #
@@ -566,8 +567,8 @@ def break_even(eager, compiled, slow_steps):
 tp.check(5, break_even)
 
 # %% [markdown]
-# With your times of the chain, compiling has paid where the lines cross. A new job that finds its graphs in the cache
-# starts sooner.
+# The figure uses your times for the chain: compiling has paid where the lines cross. A new job that finds its graphs in
+# the cache starts faster.
 
 
 # %% jupyter={"source_hidden": true}
@@ -614,21 +615,20 @@ plt.show()
 # and the given `backend`, make `forward`, the compiled `loss_of`, and `update`, the compiled `optimizer.step`.
 #
 # - The loss is **one** graph, and a break is an error. Its backward graph is made with it.
-# - The optimizer may break the graph, as PyTorch's do. `optimizer.step` stays the same method, because schedulers wrap
-#   it.
-# - A scheduler's new learning rate must not compile the update again.
+# - The optimizer may break the graph, as PyTorch's do. Don't replace `optimizer.step`, because schedulers wrap it.
+# - A scheduler's new learning rate must not trigger a recompilation.
 #
 # <details><summary>Hint</summary>
 #
 # A guard looks at Python numbers, not into tensors. Make each group's `"lr"` in `optimizer.param_groups` a tensor
 # (`torch.as_tensor`), and schedulers will write into it. `fullgraph=True` makes a break an error. `torch.compile` takes
-# functions, and also a bound method.
+# functions and bound methods.
 # </details>
 
 
 # %% tags=["balise-6"]
 def make_compiled_step(loss_of, optimizer, backend="inductor"):
-    """Return step(*batch) -> loss (), detached: a compiled training step of what loss_of and optimizer hold."""
+    """Return step(*batch) -> loss (), detached: a compiled training step with loss_of and optimizer."""
     # BEGIN SOLUTION
     for group in optimizer.param_groups:
         group["lr"] = torch.as_tensor(group["lr"])
@@ -650,8 +650,8 @@ def make_compiled_step(loss_of, optimizer, backend="inductor"):
 tp.check(6, make_compiled_step)
 
 # %% [markdown]
-# A small network of residual blocks trains twice from the same weights, with AdamW and a schedule: eager, and compiled
-# by your function.
+# A small network of residual blocks trains twice from the same weights, with AdamW and a schedule: once eager, and once
+# compiled by your function.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -740,7 +740,7 @@ def verdict(race, slow_steps):
 # %% [markdown]
 # ## Measure again
 #
-# Did compiling pay, for the chain and for the training step?
+# Has compiling paid for itself, in the chain and in the training step?
 
 # %%
 slow = [s for s in seconds if s > 20 * step_race.medians["compiled step"]]
@@ -756,7 +756,7 @@ report.table({"": "{}", **times, "has paid": "{}"}, rows)
 # doesn't.
 #
 # `torch.compile(model)` returns a wrapper whose `state_dict` has names that begin with `_orig_mod.`. Save the state of
-# the model inside, or compile in place with `model.compile()`.
+# the inner model, or compile in place with `model.compile()`.
 #
 # ## CUDA graphs · further
 #
@@ -764,10 +764,10 @@ report.table({"": "{}", **times, "has paid": "{}"}, rows)
 # launch. `torch.compile(model, mode="reduce-overhead")` records the launches of a call as a **CUDA graph** and replays
 # them together. This needs
 #
-# - static shapes, since each launch has its sizes in it: pad to buckets, drop the last small batch;
-# - static addresses, since each launch has its pointers in it: `clone()` any result that you keep;
-# - no synchronisation (`.item()`, print) and no branch in Python, since no Python runs in a replay: `torch.where`, as
-#   in balise 3.
+# - static shapes, since each recorded launch contains its sizes: pad to buckets, and drop the last, smaller batch;
+# - static addresses, since each recorded launch contains its pointers: `clone()` any result that you keep;
+# - no synchronisation (`.item()`, print) and no branch in Python, since no Python runs in a replay: use `torch.where`,
+#   as in balise 3.
 #
 # On a CPU nothing is launched, so nothing is recorded, and `reduce-overhead` gains nothing.
 
@@ -817,7 +817,7 @@ shares = {kind: taken / sum(spent.values()) for kind, taken in spent.items()}
 for kind, share in sorted(shares.items(), key=lambda item: -item[1]):
     print(f"{kind:<16} {share:4.0%} of a step")
 limit = 1 / shares["convolution"]
-print(f"\nof the operators' time, if all but the convolutions took none: {limit:.2f} times as fast, and no more")
+print(f"\nif all operators but the convolutions took no time: {limit:.2f} times as fast, and no more")
 
 
 # %% jupyter={"source_hidden": true}
@@ -845,11 +845,11 @@ def prepared():
 
 
 # %% [markdown]
-# Without a GPU, compiling a whole ResNet takes about a minute, so only a **region** is compiled here, its first stage.
-# The pair of runs with the middle gain of three is kept.
+# Without a GPU, compiling a whole ResNet takes about a minute, so only a **region** is compiled there, its first stage.
+# Of three pairs of runs, the one with the middle gain is kept.
 
 # %%
-whole = tp.predict("How many times faster does this training run become, compiled, on this machine?", ...)
+whole = tp.predict("How many times as fast does compiling make this training run on this machine?", ...)
 
 
 # %% jupyter={"source_hidden": true}
@@ -909,7 +909,7 @@ print(gains.expected(NAME))
 #
 # ## Beyond this machine · further
 #
-# `memory_traffic` needs shapes and no numbers, so it also counts on the device `meta`. These are *estimates* for the
+# `memory_traffic` needs only shapes, no numbers, so it also works on the `meta` device. These are *estimates* for the
 # two pointwise chains of a large transformer layer in bfloat16, if memory alone decides:
 
 
@@ -937,8 +937,8 @@ rows = [[c.name, unfused / c.bandwidth, fused / c.bandwidth] for c in (planner.V
 report.table({"estimate": "{}", "unfused": measure.human_seconds, "fused": measure.human_seconds}, rows)
 
 # %% [markdown]
-# Launches count, too. NVIDIA's uncompiled ResNet-50 takes 12.8 ms for one image and 14.0 ms for 16 on a V100
-# (DeepLearningExamples): with one image, the GPU waits for Python nearly all the time. The next table runs your
+# Launches take time, too. NVIDIA's uncompiled ResNet-50 takes 12.8 ms for one image and 14.0 ms for 16 on a V100
+# (DeepLearningExamples): with one image, the GPU waits for Python nearly all the time. The next table shows your
 # `make_compiled_step` on a **modelled** card, alone and with CUDA graphs. Nothing is compiled: the operations between
 # two convolutions count as one kernel.
 
@@ -968,19 +968,19 @@ gains.table()
 # <details><summary>Training on sentences is fast for a minute, then as slow as without compilation, and the log mentions a recompile limit. Why?</summary>
 #
 # Something that a guard looks at changes in each call: the length, with <code>dynamic=False</code>, or a Python counter
-# in the module. After 8 graphs, calls that fit none run uncompiled. Pad to buckets, mark the dimension as dynamic, keep
-# the number in a tensor.
+# in the module. After 8 graphs, calls that fit none run uncompiled. Pad to buckets, mark the dimension as dynamic, or
+# keep the number in a tensor.
 # </details>
 #
 # <details><summary>A GELU fused into the matrix product before it would move even fewer bytes. Why did your count stop at one kernel for the chain?</summary>
 #
 # <code>memory_traffic</code> counts the chain alone. The product writes its result and the chain reads it: one write and
-# one read more could go. Inductor does that in its own matrix products (<code>max-autotune</code>), libraries with an
-# <em>epilogue</em>.
+# one read more could go. Inductor does that in its own matrix products (<code>max-autotune</code>), and libraries do it
+# with an <em>epilogue</em>.
 # </details>
 #
 # ## To remember
 #
 # Fusion saves bytes, not operations. Count the bytes, and you can predict the gain before you compile. A compiler needs
 # one graph without breaks, and guards that don't change: shapes in buckets, numbers in tensors. Compiling costs time,
-# and pays after $n$ steps or never. Next: **data augmentation**.
+# and pays for itself after $n$ steps or never. Next: **data augmentation**.

@@ -2,11 +2,11 @@
 # # ZeRO, under the hood · about 125 min, core 60
 #
 # In data parallelism, every rank keeps a copy of the parameters, the gradients and the optimizer states. The *Zero
-# Redundancy Optimizer* (ZeRO) removes the copies in three stages. You write them with two collectives, `reduce_scatter`
-# and `all_gather`, and race them against PyTorch's versions.
+# Redundancy Optimizer* (ZeRO) removes the copies in three stages. You write these stages with two collectives,
+# `reduce_scatter` and `all_gather`, and race them against PyTorch's versions.
 #
-# **What you will gain.** Memory, measured as the bytes that a rank holds for each parameter: 16 with data parallelism,
-# and towards $16/N$ with stage 3 on $N$ ranks.
+# **What you will gain.** Memory: with data parallelism, a rank holds 16 bytes for each parameter. With stage 3 on $N$
+# ranks, it comes close to $16/N$.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import functools
@@ -45,7 +45,7 @@ STEPS = 40 if FULL else 6
 RANKS = (2,) if GPUS in (2, 3) else (2, 4)
 OPTIONS = {"lr": 3e-4 if FULL else 1e-3, "weight_decay": 0.1}
 
-# torch 2.14 names these two anew; both write into their first argument
+# torch 2.14 renames these two; both write into their first argument
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -62,7 +62,7 @@ reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sca
 # \underbrace{2\Psi+\frac{2\Psi+12\Psi}{N}}_{\text{stage 2}}\;\to\;
 # \underbrace{\frac{2\Psi+2\Psi+12\Psi}{N}}_{\text{stage 3}}$$
 #
-# In the figure, grey is what a rank no longer holds (Rajbhandari and others, *ZeRO*, 2020).
+# In the figure, grey marks what a rank no longer holds (after Rajbhandari and others, *ZeRO*, 2020).
 
 # %% jupyter={"source_hidden": true}
 COLOURS = {"parameters": "#0072B2", "gradients": "#E69F00", "optimizer states": "#009E73"}
@@ -78,15 +78,15 @@ for stage, axes in enumerate(panels):
     total = planner.state_bytes(1, 4, stage).total
     axes.set_title(f"stage {stage}: {total:g} bytes" if stage else f"data parallel: {total:g} bytes", fontsize=10)
     axes.set(xticks=range(4), xlabel="rank")
-panels[0].set(ylabel="bytes of a parameter")
+panels[0].set(ylabel="bytes per parameter")
 figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
 plt.show()
 
 # %% [markdown]
 # ## The baseline
 #
-# A small Llama-style decoder trains on the source code of Python's standard library. In plain data parallelism, stage
-# 0, one flat all-reduce averages the gradients, and every rank updates all parameters.
+# A small Llama-style decoder trains on the source code of Python's standard library. Plain data parallelism is stage 0:
+# one flat all-reduce averages the gradients, and every rank updates all parameters.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 TOKENS_USED = TEXT.train if FULL else TEXT.train[300_000:400_000].clone()  # all that travels to the ranks
@@ -185,7 +185,7 @@ def run(name, make, n=RANKS[-1]):
     rows = [[part, moments[0][part], most[part]] for part in most]
     rows.append(["total", sum(moments[0].values()), sum(most.values())])
     rows = [[part, between / CONFIG.n_parameters, peak / CONFIG.n_parameters] for part, between, peak in rows]
-    report.table({"bytes a parameter": "{}", "between steps": "{:.1f}", "peak": "{:.1f}"}, rows)
+    report.table({"bytes per parameter": "{}", "between steps": "{:.1f}", "peak": "{:.1f}"}, rows)
 
 
 # %% [markdown]
@@ -201,7 +201,7 @@ def stage_0(model):
 run("data parallelism", stage_0)
 
 # %% [markdown]
-# The model trains in float32, so the 16 bytes are 4 + 4 + 8 here. Every other rank holds the same.
+# The model trains in float32, so the 16 bytes are 4 + 4 + 8 here. All ranks hold the same amount.
 #
 # ### Balise 1 · Bytes on a rank · about 10 min
 #
@@ -212,9 +212,9 @@ run("data parallelism", stage_0)
 # | mixed precision | 2 | 2 | 4 + 8 | 4 + 4 | 4 + 0 |
 # | float32 throughout | 4 | 4 | 8 | 4 | 0 |
 #
-# In mixed precision, the optimizer's part includes the float32 copy, 4 bytes. `weight` and `kept` hold the bytes of
-# this table, and `share` is the number of parameters in a rank's shard. Stage 0 shards nothing, stage 1 the optimizer's
-# part, stage 2 also the gradients, stage 3 also the parameters.
+# In mixed precision, the optimizer's part includes the float32 copy, 4 bytes. `weight` and `kept` hold the bytes from
+# this table, and `share` is the number of parameters in a rank's shard. Stage 0 shards nothing. Stage 1 shards the
+# optimizer's part, stage 2 also the gradients, and stage 3 also the parameters.
 #
 # <details><summary>Hint</summary>
 #
@@ -224,7 +224,7 @@ run("data parallelism", stage_0)
 
 # %% tags=["balise-1"]
 def bytes_per_rank(n_parameters, world_size, stage, optimizer="adam", mixed_precision=True):
-    """Bytes of a rank: (parameters, gradients, optimizer). stage 0 to 3; optimizer "adam", "momentum" or "sgd"."""
+    """Bytes on a rank: (parameters, gradients, optimizer). stage 0 to 3; optimizer "adam", "momentum" or "sgd"."""
     weight = 2 if mixed_precision else 4
     kept = {"adam": 8, "momentum": 4, "sgd": 0}[optimizer] + (4 if mixed_precision else 0)
     share = n_parameters / world_size
@@ -264,15 +264,16 @@ plt.show()
 #
 # Layers differ in size, so cutting between layers gives unequal parts. Instead, copy all parameters into **one** flat
 # tensor, pad it with zeros, and cut it into equal shards. A cut may go through a matrix, because Adam updates each
-# number by itself.
+# number on its own.
 #
 # ```
 # [ matrix, row by row       | vector  | 0 0 ]
 # [ rank 0     | rank 1      | rank 2        ]
 # ```
 #
-# - `flatten(tensors, world_size)` returns a **new** 1-D tensor: all elements, then as few zeros as make `world_size`
-#   divide its length. It keeps the tensors' dtype and device. They may be transposed. `size` counts their elements.
+# - `flatten(tensors, world_size)` returns a **new** 1-D tensor: all elements, then the fewest zeros that make its
+#   length a multiple of `world_size`. It keeps the dtype and device of the tensors, which may be transposed. `size`
+#   counts their elements.
 # - `shard(flat, rank, world_size)` returns the rank's part, a contiguous **view** of `flat`.
 # - `unflatten(flat, like)` goes back: a **view** of `flat` for each tensor of `like`, with its shape.
 #
@@ -316,7 +317,7 @@ tp.check(2, flatten, shard, unflatten)
 
 # %% [markdown]
 # All stages build on `Part`. It moves parameters into a flat tensor: after `p.data = view`, the parameter uses the
-# memory of `flat`. `own`, this rank's shard, is that same memory, so **updating `own` updates the model**.
+# memory of `flat`. `own`, this rank's shard, uses that memory too, so **updating `own` updates the model**.
 
 
 # %% tags=["setup"]
@@ -363,30 +364,30 @@ def make_buckets(parameters, capacity):
 # %% [markdown]
 # ### Balise 3 · Stage 1: a shard of the optimizer states · about 13 min
 #
-# The owner of a shard receives the mean gradient of that shard and updates it, with optimizer states for that shard
-# alone. Then all ranks gather the new parameters.
+# The owner of a shard receives the mean gradient of that shard and updates it, with optimizer states for only that
+# shard. Then all ranks gather the new parameters.
 #
 # $$\underset{\Psi}{\text{gradients}} \xrightarrow{\text{reduce-scatter}} \underset{\Psi/N}{\text{own.grad}}
 # \xrightarrow{\text{optimizer}} \underset{\Psi/N}{\text{own}} \xrightarrow{\text{all-gather}}
 # \underset{\Psi}{\text{parameters}}$$
 #
-# `__init__` makes a `Part` for each parameter group, and an optimizer that sees only their `own`. Write
+# `__init__` makes a `Part` for each parameter group, and an optimizer that sees only their `own` shards. Write
 #
-# - `reduce()`: leave this rank's shard of the **mean** gradient in each `part.own.grad`, by one reduce-scatter of a
+# - `reduce()`: leave this rank's shard of the **mean** gradient in each `part.own.grad`, with one reduce-scatter of a
 #   flat tensor.
 # - `update()`: update the shards, then gather them into each `part.flat`.
 #
 # <details><summary>Hint</summary>
 #
 # `reduce_scatter(out, flat)` adds up the flat tensors of all ranks, and rank r's `out`, (n / N,), gets shard r of the
-# sum. `all_gather(flat, mine)` is its mirror. `mine` may be a view of `flat`, and must be outside of any graph:
-# `own.detach()`. Your function from balise 2 joins the gradients.
+# sum. `all_gather(flat, mine)` does the reverse. `mine` may be a view of `flat`, but must not require a gradient:
+# `own.detach()`. Your `flatten` joins the gradients.
 # </details>
 
 
 # %% tags=["balise-3"]
 class ShardedOptimizer:
-    """An optimizer whose states are shared out over the ranks (ZeRO stage 1).
+    """An optimizer whose states are shared out among the ranks (ZeRO stage 1).
 
     parameters: a list of parameters, or of groups, as torch.optim takes them. options: those of optimizer_class.
     parts: list of Part. shards: what this rank updates. optimizer: an optimizer_class on the shards, group by group.
@@ -406,7 +407,7 @@ class ShardedOptimizer:
 
     @property
     def shards(self):
-        """The parameters that this rank updates, one a part; after reduce() with their gradients."""
+        """The parameters that this rank updates, one per part; after reduce(), they have gradients."""
         return [part.own for part in self.parts]
 
     def reduce(self):
@@ -454,8 +455,8 @@ run("stage 1", stage_1)
 
 # %% [markdown]
 # The losses are the same, and the states take $8/N$ bytes a parameter. The next two stages decide *when* a gradient or
-# a parameter is in memory. In the figure, blue is a parameter in memory, dark while its layer computes. Orange is a
-# gradient, which is sent and then freed.
+# a parameter is in memory. In the figure, blue marks a layer's parameters in memory, dark while the layer computes.
+# Orange marks its gradients, which are sent and then freed.
 
 # %% jupyter={"source_hidden": true}
 figure, panels = plt.subplots(1, 2, figsize=(8.5, 2.7), layout="constrained", sharey=True)
@@ -476,7 +477,7 @@ for axes, stage in zip(panels, (2, 3)):
         axes.barh(layer, 1, 0.35, 6 - layer, color=COLOURS["gradients"])
         axes.text(6.5 - layer, layer, "send", ha="center", va="center", fontsize=8)
     axes.axvline(3, color="#333333", linewidth=0.8, linestyle=":")
-    title = "all parameters, gradients leave" if stage == 2 else "a layer comes, computes, is freed"
+    title = "parameters stay, gradients leave" if stage == 2 else "a layer is gathered, computes, is freed"
     axes.set_title(f"stage {stage}: {title}", fontsize=10)
     axes.set(xlim=(0, 7), ylim=(2.8, -0.9), xticks=(1.5, 5), xticklabels=("forward", "backward"))
     axes.set_yticks(range(3), ["layer 1", "layer 2", "layer 3"])
@@ -493,12 +494,12 @@ plt.show()
 # - `ready(p)`: if no gradient of its bucket is missing, `send` the bucket.
 # - `send(part)`: free the gradients, since `flat` has their values. Start the reduce-scatter of `flat` into `arriving`
 #   **asynchronously**, and append `(part, arriving, flat, handle)` to `self.running`.
-# - `wait()`: wait for each handle and **add** what arrived to `own.grad`, which may be None. Several backward passes
-#   add up.
+# - `wait()`: wait for each handle and **add** what arrived to `own.grad`, which may be None: the gradients of several
+#   backward passes add up.
 #
 # <details><summary>Hint</summary>
 #
-# A bucket is complete when no `p.grad` in it is None. Freeing its gradients makes it ready for the next backward.
+# A bucket is complete when no `p.grad` in it is None. Freeing its gradients makes it ready for the next backward pass.
 # `reduce_scatter(out, flat, async_op=True)` returns a handle with `wait()`.
 # </details>
 
@@ -519,7 +520,7 @@ class ShardedGradients(ShardedOptimizer):
         return [Part(bucket) for bucket in make_buckets(parameters, self.capacity)]
 
     def ready(self, p):
-        """p.grad is complete; where it was the last of its bucket, the bucket leaves."""
+        """p.grad is complete; if it was the last of its bucket, the bucket is sent."""
         part = self.home[p]
         # BEGIN SOLUTION
         if all(q.grad is not None for q in part.parameters):
@@ -550,7 +551,7 @@ class ShardedGradients(ShardedOptimizer):
         self.running.clear()
 
     def reduce(self):
-        """After backward: send what is left, wait; each own.grad is this rank's shard of the mean gradient."""
+        """After backward: send what is left and wait; each own.grad then is this rank's shard of the mean gradient."""
         self.wait()
         for part in self.parts:
             if part.own.grad is None or any(p.grad is not None for p in part.parameters):
@@ -575,12 +576,12 @@ run("stage 2", stage_2)
 # Each layer's parameters form a `Unit`, a `Part` whose `own` has separate memory. A unit is gathered just before its
 # layer computes, freed just after, and gathered again for backward.
 #
-# Autograd keeps *views* of the weights, and a view keeps its memory alive. That's why `free()` empties the storage
-# below all views: `flat.untyped_storage().resize_(0)`.
+# Autograd keeps *views* of the weights, and a view keeps its memory alive. That's why `free()` empties the storage that
+# all views share: `flat.untyped_storage().resize_(0)`.
 #
 # `ShardedParameters` builds on stage 2, which calls `send(part)` when all gradients of a unit are complete. Write
 #
-# - `Unit.gather()`, the mirror of `free()`: give `flat` its memory back, and fill it from all ranks' `own`.
+# - `Unit.gather()`, the reverse of `free()`: give `flat` its memory back, and fill it from all ranks' `own`.
 # - the end of `add(layer)`: register three hooks on the layer, for `gather`, `free` and `backward_begins`.
 # - `send(part)`: the gradients are on their way. What else can go?
 # - `update()`: which line of stage 1's `update` is still needed?
@@ -595,17 +596,17 @@ run("stage 2", stage_2)
 
 # %% tags=["balise-5"]
 class Unit(Part):
-    """A Part of which this rank keeps its shard alone; `flat` holds memory only between gather() and free()."""
+    """A Part of which this rank keeps only its shard; `flat` holds memory only between gather() and free()."""
 
     def __init__(self, parameters):
         super().__init__(parameters)
-        self.own = nn.Parameter(self.own.detach().clone())  # a memory of its own
+        self.own = nn.Parameter(self.own.detach().clone())  # separate memory
         self.nothing = self.flat.new_empty(0)
         self.gathered = True
         self.free()
 
     def gather(self):
-        """Give `flat` its memory and fill it with the shards of all ranks; nothing where that is done already."""
+        """Give `flat` its memory and fill it with the shards of all ranks, unless that is done already."""
         if not self.gathered:
             # BEGIN SOLUTION
             self.flat.untyped_storage().resize_(self.flat.numel() * self.flat.element_size())
@@ -616,7 +617,7 @@ class Unit(Part):
             self.gathered = True
 
     def free(self):
-        """Give the memory of `flat` back."""
+        """Release the memory of `flat`."""
         for p in self.parameters:
             p.data = self.nothing
         self.flat.untyped_storage().resize_(0)
@@ -634,7 +635,7 @@ class ShardedParameters(ShardedGradients):
         self.optimizer = optimizer_class(self.shards, **options)
 
     def add(self, layer):
-        """Make the units of a layer: trained and frozen parameters apart; hooks gather them when the layer is used."""
+        """Make the units of a layer: trained and frozen ones are separate; hooks gather them when the layer is used."""
         for trained in (True, False):
             new = [p for p in layer.parameters() if p.requires_grad == trained and p not in self.home]
             if new:
@@ -708,7 +709,7 @@ peaks = {name: max(sum(moment.values()) for moment in moments) for name, (_, _, 
 left.shows(
     100 * peaks["stage 3"] / peaks["data parallelism"],
     "{:.0f} %",
-    "A rank keeps 1/N of everything and, for a moment, whole gathered layers, which weigh a lot in a small model.",
+    "A rank keeps 1/N of everything and, for a moment, whole gathered layers, which count for a lot in a small model.",
 )
 
 # %% jupyter={"source_hidden": true}
@@ -718,7 +719,7 @@ for stage, name in enumerate(("data parallelism", "stage 1", "stage 2", "stage 3
         totals = [sum(moment.values()) for moment in found[name][2]]
         formula = sum(bytes_per_rank(psi, n, stage, mixed_precision=False))
         rows.append([name, formula / psi, totals[0] / psi, max(totals) / psi, max(totals)])
-print(f"bytes a parameter on each of {n} ranks; the last column is the peak of all {psi:,} parameters")
+print(f"bytes a parameter on each of {n} ranks; the last column is the peak for all {psi:,} parameters")
 columns = {
     "float32": "{}",
     "formula": "{:.1f}",
@@ -746,18 +747,18 @@ figure.legend(handles, COLOURS, loc="outside lower center", ncols=3, fontsize=9,
 plt.show()
 
 # %% [markdown]
-# Stage 1 peaks a shard above its formula, because `own.grad` exists beside the whole gradients. Stages 2 and 3 peak
-# about a bucket or a gathered layer above theirs.
+# Stage 1 peaks a shard above its formula, because `own.grad` exists alongside the whole gradients. Stage 2 peaks about
+# a bucket above its formula, stage 3 about a layer.
 #
 # ### Gather ahead · further
 #
-# Your stage 3 computes nothing while it gathers a layer. `Ahead` gathers the next layer meanwhile, on a second stream,
-# as `fully_shard` does. Both run on two **modelled** H100, each with a network card of 100 Gb/s.
+# Your stage 3 computes nothing while it gathers a layer. `Ahead` gathers the next layer while this one computes, on a
+# second stream, as `fully_shard` does. Both run on two **modelled** H100s, each with a network card of 100 Gb/s.
 
 
 # %%
 class Ahead(ShardedParameters):
-    """Your stage 3; when a layer begins, gathering the next one starts."""
+    """Your stage 3; when a layer begins, it starts to gather the next one."""
 
     def __init__(self, layers, **options):
         super().__init__(layers, **options)
@@ -767,7 +768,7 @@ class Ahead(ShardedParameters):
             layer.register_full_backward_pre_hook(lambda *_, k=k: self.begins(k - 1))
 
     def begins(self, following):
-        """The layer that begins waits for its parameters; those of the following one are asked for."""
+        """The layer that begins waits for its parameters; those of the following one are requested."""
         torch.cuda.current_stream().wait_stream(self.stream)
         self.stream.wait_stream(torch.cuda.current_stream())
         if 0 <= following < len(self.parts):
@@ -863,8 +864,8 @@ if FULL:
 longer.shows(
     race.medians["stage 3, yours"] / race.medians["data parallelism"],
     "× {:.2f}",
-    "On a CPU, a message is a copy in shared memory, and a smaller update saves part of its time. On GPUs, the waiting "
-    "for gathers decides.",
+    "On a CPU, a message is a copy in shared memory, and a smaller update makes up for part of it. On GPUs, the "
+    "time spent waiting for gathers decides.",
 )
 
 # %% [markdown]
@@ -878,14 +879,14 @@ longer.shows(
 # optimizer updates *masters*, float32 copies in which small updates add up (practical work 02). Only a shard's owner
 # keeps its master. Write
 #
-# - `master_of`: a dictionary from `part.own`, for each of `self.parts`, to its master, a float32 `nn.Parameter` with
-#   the same values.
+# - `master_of`: a dictionary that maps the `part.own` of each of `self.parts` to its master, a float32 `nn.Parameter`
+#   with the same values.
 # - `reduce()`: put the mean gradient of each shard into `master.grad`, in float32.
 # - the loop of `update()`: round each updated master into its `part.own`, then gather. Messages stay in bfloat16.
 #
 # <details><summary>Hint</summary>
 #
-# After stage 2's `reduce()` the gradient is in `part.own.grad`. `a.copy_(b)` rounds, and may write into a parameter
+# After stage 2's `reduce()`, the gradient is in `part.own.grad`. `a.copy_(b)` rounds, and may write into a parameter
 # under `torch.no_grad()`.
 # </details>
 
@@ -905,7 +906,7 @@ class MasterShards(ShardedGradients):
 
     @property
     def shards(self):
-        """What this rank updates: the masters; after reduce() with their gradients."""
+        """What this rank updates: the masters; after reduce(), they have gradients."""
         return self.masters
 
     def reduce(self):
@@ -945,14 +946,15 @@ tp.check(6, MasterShards)
 #
 # `squares` holds the sum of squares of each gradient on this rank, in float32. Find
 #
-# - `norm`, over the shards of **all** ranks: a tensor with no dimension. Each rank sends one number, in one collective.
+# - `norm`, over the shards of **all** ranks: a tensor with no dimensions. Each rank sends one number, in one
+#   collective.
 # - `scale`, which brings the norm down to at most `max_norm` and leaves shorter gradients alone. No value may go to
-#   Python (`if norm > …`, `.item()`): a GPU would wait for all pending work.
+#   Python (`if norm > …`, `.item()`): Python would wait for all pending work on the GPU.
 #
 # <details><summary>Hint</summary>
 #
 # Squares add up, norms don't. `torch.stack` makes a tensor of the list. `torch.clamp(…, max=1.0)` works like an `if`
-# without a look at the value, and `norm + 1e-6` is never zero.
+# that doesn't look at the value, and `norm + 1e-6` is never zero.
 # </details>
 
 
@@ -977,7 +979,8 @@ def clip_grad_norm(shards, max_norm):
 tp.check(7, clip_grad_norm)
 
 # %% [markdown]
-# Below, the gradient is clipped to a fifth. The last column shows the factors that the ranks would have used alone.
+# Below, the gradient is clipped to a fifth of its norm. The last column shows the factors that the ranks would have
+# used on their own.
 
 
 # %% jupyter={"source_hidden": true}
@@ -1006,11 +1009,12 @@ report.table(columns, [[rank, *norms, min(1, norms[1] / 5 / norms[0])] for rank,
 # %% [markdown]
 # ### Balise 8 · Masters and states in CPU memory · further · about 9 min
 #
-# Masters, states and the update can move to the host's memory (Ren and others, *ZeRO-Offload*, 2021). Only **this
-# rank's shard crosses the bus: its gradients down, its parameters up, both in bfloat16**. `__init__` moves the masters.
-# `t.cpu()` sends a tensor, `t.float()` casts it where it is, and `gpu.copy_(cpu)` rounds before it sends. Write
+# Masters and states can move to the host's memory, and the update to its cores (Ren and others, *ZeRO-Offload*, 2021).
+# Only **this rank's shard crosses the bus: its gradients down, its parameters up, both in bfloat16**. `__init__` moves
+# the masters. `t.cpu()` sends a tensor, `t.float()` casts it where it is, and `gpu.copy_(cpu)` rounds before it sends.
+# Write
 #
-# - the loop of `reduce()`: leave each shard's mean gradient in `master.grad`, on the CPU and in float32, and no
+# - the loop of `reduce()`: leave each shard's mean gradient in `master.grad`, on the CPU and in float32, and leave no
 #   gradient on the GPU.
 # - `update()`.
 #
@@ -1018,7 +1022,8 @@ report.table(columns, [[rank, *norms, min(1, norms[1] / 5 / norms[0])] for rank,
 #
 # <details><summary>Hint</summary>
 #
-# In which order do `.cpu()` and `.float()` send 2 bytes an element? What must change in the `update()` that you have?
+# In which order do `.cpu()` and `.float()` send 2 bytes an element? What must change in the `update()` that you
+# inherit?
 # </details>
 
 
@@ -1080,15 +1085,15 @@ if GPUS:
         print(f"{kind.__name__}: {measure.human_bytes(kept)} on the GPU, a step {measure.human_seconds(seconds)}")
 else:
     bus, psi = 25e9, 1e9  # assumed: bytes a second each way (PCIe 4.0, 16 lanes), parameters of a shard
-    print(f"estimate for a shard of a billion parameters: the GPU is rid of {12 * psi / 1e9:.0f} GB; in a step")
-    print(f"{2 * psi / 1e9:.0f} GB cross the bus each way, {4 * psi / bus:.2f} s, and then the host's cores update")
+    print(f"estimate for a shard of a billion parameters: the GPU saves {12 * psi / 1e9:.0f} GB; in a step,")
+    print(f"{2 * psi / 1e9:.0f} GB cross the bus each way, {4 * psi / bus:.2f} s, and the host computes the update")
 
 # %% [markdown]
 # ### Balise 9 · What a step sends · further · about 8 min
 #
 # Does ZeRO pay for memory with communication? `sent_bytes(step)` returns the bytes that this rank sends during
-# `step()`. The given log has the `name` of each collective and `bytes`, **those that the rank hands in**. In a ring of
-# $N$ ranks:
+# `step()`. The given log has the `name` of each collective and the `bytes` **that the rank hands in**. In a ring of $N$
+# ranks:
 #
 # | `name` | a rank hands in | and sends |
 # |---|---|---|
@@ -1097,7 +1102,7 @@ else:
 # | `all_reduce` | the whole | a reduce-scatter, then an all-gather of the result |
 # | `send` | a message | the message |
 #
-# Write `sent`, a dictionary: for each name, the bytes sent for one byte handed in. Other names count as zero.
+# Write `sent`, a dictionary: for each name, the bytes sent per byte handed in. Other names count as zero.
 #
 # <details><summary>Hint</summary>
 #
@@ -1147,18 +1152,18 @@ report.table(columns, rows)
 as_much.shows(
     counted[RANKS[-1]]["fully_shard"],
     "{:.2f} Ψ",
-    "A rank sends (N - 1)/N of everything, and fully_shard keeps its root, embedding and head, from forward to backward.",
+    "A rank sends (N - 1)/N of everything, and fully_shard keeps its root (embedding and head) gathered until backward.",
 )
 
 # %% [markdown]
-# With many ranks, these are **2Ψ, 2Ψ, 2Ψ and 3Ψ**. Stages 1 and 2 send as much as an all-reduce. Stage 3 gathers the
-# parameters twice, for forward and for backward.
+# With many ranks, data parallelism and the three stages send **2Ψ, 2Ψ, 2Ψ and 3Ψ**. Stages 1 and 2 send as much as an
+# all-reduce. Stage 3 gathers the parameters twice, for forward and for backward.
 #
 # ### Balise 10 · A checkpoint in pieces · further · about 12 min
 #
 # Each rank writes its own shards. If the job is killed at any moment, the last complete checkpoint must still load. A
-# small file, the *mark*, names the folder that counts, and `a.replace(b)` is atomic. Write this order into
-# `save_shards`:
+# small file, the *mark*, names the folder that counts, and `a.replace(b)` is atomic. Write these steps of
+# `save_shards`, in this order:
 #
 # ```
 # every rank   its shards, under the name `partial` → moved to `file`
@@ -1167,7 +1172,7 @@ as_much.shows(
 # ```
 #
 # `shards` is {name: 1-D tensor}, this rank's part of padded flat tensors. The given `load_shards` works for **any
-# number of ranks**: each rank reads the pieces that overlap with its new part.
+# number of ranks**: each rank reads the pieces that overlap its new part.
 #
 # <details><summary>Hint</summary>
 #
@@ -1200,7 +1205,7 @@ def save_shards(folder, step, shards, lengths):
 
 
 def load_shards(folder):
-    """(step, {name: this rank's shard}) of the newest complete checkpoint, for the ranks of now; None without one."""
+    """(step, {name: this rank's shard}) of the newest complete checkpoint, for the present number of ranks, or None."""
     if not (Path(folder) / "mark.json").exists():
         return None
     mark, shards = json.loads((Path(folder) / "mark.json").read_text()), {}
@@ -1221,7 +1226,7 @@ def load_shards(folder):
 tp.check(10, save_shards, load_shards)
 
 # %% [markdown]
-# A training saves its parameters, and two ranks load them:
+# A training run saves its parameters, and two ranks load them:
 
 
 # %% jupyter={"source_hidden": true}
@@ -1232,7 +1237,7 @@ def a_loss(model):
 
 
 def train_and_save(folder):
-    """On a rank: the loss after four steps, whose parameters are saved."""
+    """On a rank: the loss after four steps; saves the parameters."""
     model = make_model()
     optimizer = ShardedGradients(model.parameters(), capacity=CAPACITY, **OPTIONS)
     for step in range(4):
@@ -1262,7 +1267,7 @@ print("files:", ", ".join(sizes))
 # ## Beyond this machine · further
 #
 # A rank computes about $6\,\Psi$ operations for each token and sends $2\,\Psi$ or $3\,\Psi$ numbers in a step. $\Psi$
-# cancels: **how many tokens a rank computes in a step** decides whether sending is hidden.
+# cancels out: whether sending is hidden depends on **how many tokens a rank processes in a step**.
 
 # %% jupyter={"source_hidden": true}
 SPEED = 0.4 * planner.A100.bfloat16  # assumed: 40 % of the peak
@@ -1279,15 +1284,15 @@ for link, (nodes, rate, colour) in LINKS.items():
         axes.plot(tokens, shares, line, color=colour, label=f"{link}, {words}: {even:,.0f} tokens")
 axes.set_xscale("log", base=2)
 axes.set(xticks=ticks, xticklabels=[f"{count:,}" for count in ticks], ylim=(0, 105))
-axes.set(xlabel="tokens that a GPU computes in a step", ylabel="efficiency (%)")
-axes.set_title("From how many tokens on is sending hidden? (model, not measured: perfect overlap)", fontsize=10)
+axes.set(xlabel="tokens that a GPU processes in a step", ylabel="efficiency (%)")
+axes.set_title("How many tokens does it take to hide sending? (model, not measured: perfect overlap)", fontsize=10)
 figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False)
 axes.grid(alpha=0.3)
 plt.show()
 
 # %% [markdown]
 # If the GPUs of a node share one network card, stage 3 needs thousands of tokens on every GPU. *Hybrid sharding* helps:
-# stage 3 inside a node, plain copies between nodes.
+# it uses stage 3 inside a node and plain copies across nodes.
 
 # %%
 tp.progress()
@@ -1309,7 +1314,7 @@ tp.progress()
 #
 # <details><summary>ZeroRedundancyOptimizer is stage 1, and yet it sends 3 Ψ. What is it good for?</summary>
 #
-# DistributedDataParallel all-reduces whole gradients, so clipping and other hooks need no change. The optimizer then
+# DistributedDataParallel all-reduces whole gradients, so clipping and hooks need no change. The optimizer then
 # broadcasts whole parameters, so it works with optimizers that need a whole matrix.
 # </details>
 #
@@ -1317,5 +1322,5 @@ tp.progress()
 #
 # ZeRO gives each rank a shard of the states (stage 1), the gradients (stage 2) and the parameters (stage 3). A
 # reduce-scatter followed by an all-gather is an all-reduce, so stages 1 and 2 send no more than data parallelism. Stage
-# 3 sends half as much again, and its memory falls with every rank. `fully_shard` does what you have written. Next:
+# 3 sends half as much again, and its memory falls as ranks are added. `fully_shard` does what you have written. Next:
 # **14_fsdp**.

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Hybrid parallelism: three dimensions, and the best compromise · about 95 min, core 50
 #
-# You have cut the batch (08, 09), the optimizer states (13, 14), the order of the layers (15, 16) and the layers
-# themselves (17). You put three axes together in one training step that equals one process, and then search for the
-# best grid.
+# You have cut the batch (08, 09), the optimizer states (13, 14), the sequence of layers (15, 16) and the layers
+# themselves (17). Now you combine three axes in one training step that equals one process's, and search for the best
+# grid.
 #
-# **What you will gain.** Bytes that a rank holds, counted on eight ranks here, and seconds of a step of 175 billion
-# parameters on 1,024 H100s, *estimated*: the worst grid that fits takes 20 times as long as the best.
+# **What you will gain.** Memory, counted on eight ranks here. And time, *estimated* for a model of 175 billion
+# parameters on 1,024 H100s: with the worst grid that fits, a step takes 20 times as long as with the best.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import functools
@@ -77,7 +77,7 @@ def token_batch(step=0, length=SMALL.max_length):
 # | axis | its ranks share | what travels | how often |
 # |---|---|---|---|
 # | tensor | each layer | activations, 4 all-reduces | in each layer, for each micro-batch |
-# | pipeline | the layers | one activation, one gradient of it | at each cut, for each micro-batch |
+# | pipeline | the layers | an activation and its gradient | at each cut, for each micro-batch |
 # | data | the batch | the gradients of $1/(t\,p)$ of the model | once a step |
 
 
@@ -106,7 +106,7 @@ def draw_mesh(p=2, d=2, t=2):
         ax.text(-0.15, 0.4 - 1.5 * k, f"data {k}\n{rows}", ha="right", va="center", fontsize=10)
     for k, (words, colour) in enumerate((("tensor", "C0"), ("pipeline", "C2"), ("data", "C1"))):
         ax.text(5.6, 0.4 - 0.55 * k, f"↔ {words}", color=colour, fontsize=11, va="center")
-    ax.set(xlim=(-1.3, 6.8), ylim=(-1.6, 1.6), title="Eight ranks as 2 × 2 × 2: of one colour, the same parameters")
+    ax.set(xlim=(-1.3, 6.8), ylim=(-1.6, 1.6), title="Eight ranks as 2 × 2 × 2: same colour, same parameters")
     ax.axis("off")
     plt.show()
 
@@ -145,23 +145,23 @@ print(f"one process: {n:,} parameters, {16 * n / 1e6:.1f} MB; losses", *(f"{loss
 # %% [markdown]
 # ### Balise 1 · A mesh of ranks · about 13 min
 #
-# A mesh gives each rank a **place**, one coordinate an axis, as a number has digits. `sizes` says how many ranks each
-# axis has, the outermost first. In `{"pipeline": 2, "data": 3, "tensor": 4}`:
+# A mesh gives each rank a **place**, one coordinate per axis, like the digits of a number. `sizes` says how many ranks
+# each axis has, the outermost axis first. In `{"pipeline": 2, "data": 3, "tensor": 4}`:
 #
 # ```
 # rank 17 = (1 · 3 + 1) · 4 + 1        pipeline 1, data 1, tensor 1
 # ```
 #
-# - `place_of(rank, sizes)` reverses the given `rank_at`. Fill `place`. At the end, `left` is what the axes couldn't
-#   take: 0 for a rank of the mesh.
-# - A **group** has the ranks that differ in some axes and agree in all others. `groups(axes, sizes)` returns all groups
-#   for a list of `axes`, as lists of ascending ranks. Fill `found`, whose keys are what the ranks of a group have in
-#   common.
+# - `place_of(rank, sizes)` reverses the given `rank_at`. Fill `place`. At the end, `left` is what remains: 0 for a rank
+#   of the mesh.
+# - A **group** consists of the ranks that differ in some axes and agree in all others. `groups(axes, sizes)` returns
+#   all groups for a list of `axes`, as lists of ascending ranks. Fill `found`, whose keys are what the ranks of a group
+#   have in common.
 #
 # <details><summary>Hint</summary>
 #
-# `divmod(17, 10)` gives the last digit of 17, and what is left. For the groups, go through all ranks. The key is a
-# tuple of the coordinates that are *not* in `axes`, and `found.setdefault(key, []).append(rank)` collects.
+# `divmod(17, 10)` gives what is left of 17, and its last digit. For the groups, go through all ranks. The key is a
+# tuple of the coordinates that are *not* in `axes`, and `found.setdefault(key, []).append(rank)` collects the ranks.
 # </details>
 
 
@@ -201,7 +201,7 @@ def groups(axes, sizes):
 tp.check(1, place_of, rank_at, groups)
 
 # %% [markdown]
-# The order of the axes is a choice. With the best grid of the first table in nodes of 8, what crosses the network?
+# The order of the axes is a choice. With the first table's best grid and nodes of 8, how much crosses the network?
 # (*Estimates*: rings, activations in 2 bytes, gradients in 4.)
 
 # %% jupyter={"source_hidden": true}
@@ -231,8 +231,8 @@ report.table({"outermost … innermost": "{}"} | dict.fromkeys(GRID, "{:.0%}") |
 # With the tensor axis anywhere but innermost, the network carries several times as much.
 #
 # From here on, a rank asks its `Mesh`: `mesh.tensor`, `mesh.data` and `mesh.pipeline` are one axis each, with `rank`
-# (this rank's coordinate), `size` and `group` (for `dist.all_reduce(…, group=…)`). `mesh.ends` is the pair of first and
-# last stage.
+# (this rank's coordinate), `size` and `group` (for `dist.all_reduce(…, group=…)`). `mesh.ends` is the pair of the first
+# and last stages.
 
 
 # %% tags=["setup"]
@@ -255,20 +255,20 @@ def make_mesh(sizes):
 # ### Balise 2 · One step on three axes · about 15 min
 #
 # From practical works 15 and 17, `SlicedBlock(block, ranks)` cuts a block over the ranks of an axis, and `Entrance` and
-# `Exit` are embedding and head. `run_pipeline` goes forward and backward through all stages and leaves in `p.grad` the
-# gradient of the mean loss of *its* rows.
+# `Exit` are the embedding and the head. `run_pipeline` goes forward and backward through all stages and leaves in
+# `p.grad` the gradient of the mean loss of the rows *it gets*.
 #
 # - `part_of(model, mesh)`, this rank's `Stage`: its blocks, from `begin` to `end`, each cut.
 # - **Tied words.** With `model.config.tied_head`, embedding and head are one weight with two uses. On a single stage,
-#   make the Exit's `words` the Entrance's. On several, the first and last stage hold a copy each, with `p.tied` True.
+#   let the Exit use the Entrance's `words`. With several, the first and the last hold a copy each, with `p.tied` True.
 # - `hybrid_step`: from `tokens`, the whole batch, take this data rank's `rows`, as `tensor_split` cuts them. Then turn
-#   each `p.grad` into that of the whole batch's **mean** loss, and add up the tied copies.
+#   each `p.grad` into that of the whole batch's **mean** loss, and add up the tied copies' gradients.
 #
 # <details><summary>Hint</summary>
 #
-# `tokens.tensor_split(n)` gives n shares. A mean over the batch is the sum over data ranks of each mean, times its rows
-# over all rows. `run_pipeline` has done the sums over tensor ranks. Tied copies are in `mesh.ends.group`, if there are
-# several stages.
+# `tokens.tensor_split(n)` gives n shares. The mean over the batch is a sum over data ranks: each rank's mean times its
+# share of the rows. `run_pipeline` has done the sums over tensor ranks. Tied copies are in `mesh.ends.group`, if there
+# are several stages.
 # </details>
 
 
@@ -340,7 +340,7 @@ def trainer(sizes, config, n_micro_batches=1, dtype=torch.float32):
 
 # %%
 AXES = ("tensor", "pipeline", "data")
-most = tp.predict("In a step of 2 × 2 × 2, along which axis does a rank hand in most bytes?", ..., choices=AXES)
+most = tp.predict("In a step of 2 × 2 × 2, along which axis does a rank hand in the most bytes?", ..., choices=AXES)
 
 # %% jupyter={"source_hidden": true}
 SIZES = {"pipeline": 2, "data": 2, "tensor": 2}
@@ -384,26 +384,26 @@ print(f"one process holds {16 * n / 1e6:.1f} MB, rank 0 holds {held / 1e6:.1f} M
 report.table({"rank 0 hands in, along": "{}", "bytes a step": "{:,}"}, list(sent.items()))
 most.shows(
     max(AXES, key=sent.get),
-    why="A layer sums four activations for each token, and a gradient travels once a step. More tokens, more for tensor.",
+    why="A layer sums four activations for each token, and a gradient travels once a step. More tokens mean more sums.",
 )
 
 # %% [markdown]
-# Tensor and pipeline ranks share the weights. The two data ranks hold the same ones, unless ZeRO shards them.
+# Tensor and pipeline ranks divide the weights. The two data ranks hold the same ones, unless ZeRO shards them.
 #
 # ### Balise 3 · The norm and the loss over the grid · further · about 12 min
 #
 # To clip, each rank needs the norm of the **whole** model's gradient.
 #
 # - `total_norm(part, mesh)`: each parameter counts once. If `p.cut`, the other tensor ranks hold other parts of it,
-#   else copies. If `p.tied`, both ends of a pipeline hold it. Write `copy`, True where another rank counts this
+#   otherwise copies. If `p.tied`, both ends of a pipeline hold it. Write `copy`, True where another rank counts this
 #   gradient, and the sums over the ranks that hold other parts.
-# - `total_loss(loss, n_rows, mesh)`: only last stages have a `loss`, the mean of their own `n_rows` rows. `sums` is
-#   what each rank adds. Write the sums, and the mean of the whole batch.
+# - `total_loss(loss, n_rows, mesh)`: only last stages have a `loss`, the mean of their own `n_rows` rows. `sums` holds
+#   this rank's two numbers. Add them up, and return the whole batch's mean.
 #
 # <details><summary>Hint</summary>
 #
-# Data ranks hold the same gradient, but other rows. All ranks of a group must call a collective, also those that add
-# zero. Let the first tensor rank and the first stage count.
+# Data ranks hold the same gradient, but different rows. All ranks of a group must call a collective, even those that
+# add zero. Let the first tensor rank and the first stage count.
 # </details>
 
 
@@ -442,8 +442,8 @@ tp.check(3, total_norm, total_loss)
 # %% [markdown]
 # ### Your grid beside PyTorch's · further
 #
-# PyTorch has `parallelize_module`, `fully_shard` and `Schedule1F1B`. None of them ties a weight on two stages, so here
-# the head is untied.
+# PyTorch has `parallelize_module`, `fully_shard` and `Schedule1F1B`. None of them ties a weight across two stages, so
+# here the head is untied.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 from torch.distributed.device_mesh import init_device_mesh
@@ -547,13 +547,13 @@ report.table({"": "{}"} | numbers, rows)
 print(f"\n{sides[0][1]}")
 
 # %% [markdown]
-# PyTorch's norm is that of a stage. The squares of the two stages add up to yours.
+# PyTorch's norm is that of one stage. Squared, the two stages' norms add up to yours squared.
 #
 # ## Which grid?
 #
 # Two numbers decide: the bytes of the fullest rank, which must fit, and the seconds of a step. Balise 6 uses
 # predictions of both, your own (balises 4 and 5) or the course's. Use the fields of `planner.GPT` and `planner.Layout`,
-# not their methods. A parameter takes 18 bytes: its gradient takes 4, added up in float32.
+# not their methods. A parameter takes 18 bytes, since gradients are added up in float32.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 MIXED = {  # bytes, bfloat16 with Adam, attention fused
@@ -574,13 +574,13 @@ MIXED = {  # bytes, bfloat16 with Adam, attention fused
 #   input, `tokens · width` numbers, cut over `sharing` ranks.
 # - `in_flight`: all `m` micro-batches with `"GPipe"`; with `"1F1B"` as many as there are stages from this one on, at
 #   most `m`.
-# - `"activations"`: what all layers keep of the micro-batches in flight, with `full` also `everything` of the one layer
-#   being recomputed, and `logits`.
+# - `"activations"`: what all layers keep of the micro-batches in flight, plus `logits`. With `full`, add `everything`
+#   of the one layer being recomputed.
 #
 # <details><summary>Hint</summary>
 #
-# `layout` has `schedule` and `pipeline`, the number of stages. A stage has `model.layers // layout.pipeline` layers. A
-# number of a layer's input takes `widths["input"]` bytes.
+# `layout` has `schedule` and `pipeline`, the number of stages. A stage has `model.layers // layout.pipeline` layers.
+# Each number of a layer's input takes `widths["input"]` bytes.
 # </details>
 
 
@@ -629,7 +629,7 @@ tp.check(4, stage_parameters, rank_memory)
 # %% [markdown]
 # ### Predicted beside measured · further
 #
-# Six grids of 8 ranks train the small model, and each rank counts the bytes of its living tensors.
+# Six grids of 8 ranks train the small model, and each rank counts the bytes of its live tensors.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 SMALL_GPT = planner.GPT(128, 4, 8, sequence=32, vocabulary=512)  # the same, as the planner knows it
@@ -673,7 +673,7 @@ def walked():
 
 
 # %%
-eighth = tp.predict("Which share of a 1 × 1 × 8 rank's bytes does a rank of 8 × 1 × 1, eight tensor ranks, need?", ...)
+eighth = tp.predict("What share of a 1 × 1 × 8 rank's bytes does a rank of 8 × 1 × 1, eight tensor ranks, need?", ...)
 
 
 # %% jupyter={"source_hidden": true}
@@ -711,7 +711,7 @@ show_memory()
 eighth.shows(
     max(rank[-1][0] for rank in walked()) / max(rank[0][0] for rank in walked()),
     "{:.2f}",
-    "Eight tensor ranks process 8 sequences at once where a data rank has 1, and what norms keep is whole on each.",
+    "Eight tensor ranks process 8 sequences at once where a data rank has 1, and each keeps the norms' inputs whole.",
 )
 
 
@@ -737,19 +737,20 @@ draw_memory()
 # %% [markdown]
 # ### Balise 5 · The time of a step · further · about 12 min
 #
-# - `stage_time`, one micro-batch on one stage. `products`: the seconds of a layer's products. A forward has
-#   $24bsh^2 + 4bs^2h$ operations, a backward twice as many, and recomputation (`full`) adds a forward. The $t$ ranks
-#   share them, at `speed`. Return (computing, waiting for sums) for all `layers`. After its products, a layer moves
-#   `moved` bytes at the card's `bandwidth`. Its all-reduces, two in forward and two in backward, take `total` seconds
-#   each, minus `hidden` for all together.
-# - `step_time`: `"compute"` and `"tensor"` are $m$ times a stage's, each micro-batch with `head` on top. `"pipeline"`
-#   is `waited` messages. `"bubble"` is $p - 1$ micro-batches on a stage, without the head, $v$ times shorter with $v$
-#   chunks. `"data"` is `data_time`, `beside` 2/3 of `stage_time`'s computing.
+# - `stage_time` predicts one micro-batch on one stage. `products` is the seconds of a layer's matrix products. A
+#   forward has $24bsh^2 + 4bs^2h$ operations, a backward twice as many, and recomputation (`full`) adds a forward. The
+#   $t$ ranks share them, each at `speed`. Return (computing, waiting for sums) for all `layers`. Besides its products,
+#   a layer moves `moved` bytes at the card's `bandwidth`. Its all-reduces, two in forward and two in backward, take
+#   `total` seconds each, minus `hidden` for all together.
+# - `step_time`: `"compute"` and `"tensor"` are $m$ times a stage's, and computing takes `head` more for each
+#   micro-batch. `"pipeline"` is the time of `waited` messages. `"bubble"` is $p - 1$ micro-batches on a stage, without
+#   the head, $v$ times shorter with $v$ chunks. `"data"` is `data_time`, where `beside` is 2/3 of `stage_time`'s
+#   computing.
 #
 # <details><summary>Hint</summary>
 #
-# `moved / cluster.card.bandwidth` seconds. With `full`, the forward's two all-reduces come once more. A micro-batch in
-# the bubble takes `compute + tensor`.
+# Moving takes `moved / cluster.card.bandwidth` seconds. With `full`, the forward's two all-reduces are repeated. A
+# micro-batch in the bubble takes `compute + tensor`.
 # </details>
 
 
@@ -822,7 +823,7 @@ def show_times():
 show_times()
 
 # %% [markdown]
-# More tensor ranks wait longer for sums, more stages for each other, more data ranks for gradients.
+# More tensor ranks wait longer for sums, more stages for each other, and more data ranks for gradients.
 
 
 # %% tags=["setup"]
@@ -834,18 +835,18 @@ def divisors(n):
 # %% [markdown]
 # ### Balise 6 · The search · about 14 min
 #
-# The grids that **divide** and **fit** are so few that you can try them all. `search` returns
-# `(seconds, bytes, layout)` of each, the quickest first. Write
+# So few grids **divide** evenly and **fit** that you can try them all. `search` returns `(seconds, bytes, layout)` of
+# each, the quickest first. Write
 #
 # - `grids`, a list of `(t, p, d)`: $t\,p\,d$ is `gpus`; $t$ divides the heads, and a node of `node` GPUs (or all GPUs,
-#   if they are fewer); $p$ divides the layers; $d$ divides `batch`.
+#   if there are fewer); $p$ divides the layers; $d$ divides `batch`.
 # - `found`, the layouts that take at most `usable` bytes. `sizes` has the bytes, and `seconds(layout)` predicts the
 #   time.
-# - what is returned. Of equally quick ones, the one with fewer bytes comes first.
+# - the sorted list. Of equally quick layouts, the one with fewer bytes comes first.
 #
 # <details><summary>Hint</summary>
 #
-# `divisors(math.gcd(a, b))` are the numbers that divide both. Two layouts have no order: sort by a `key`.
+# `divisors(math.gcd(a, b))` are the numbers that divide both. Layouts can't be compared, so sort by a `key`.
 # </details>
 
 
@@ -885,11 +886,11 @@ def search(model, gpus, batch, node, memory, seconds, usable):
 tp.check(6, search)
 
 # %% [markdown]
-# Now search 1,024 H100s, for 175 billion and for 1,000 billion parameters:
+# Now search for layouts on 1,024 H100s, for 175 billion and for 1,000 billion parameters:
 
 # %% jupyter={"source_hidden": true}
 LARGE = {"175B": (planner.GPT(12288, 96, 96), 1536), "1T": (planner.GPT(25600, 128, 160), 3072)}
-FASTER = {"as it is": (), "network × 2": ("network",), "links × 2": ("link",), "both × 2": ("network", "link")}
+FASTER = {"unchanged": (), "network × 2": ("network",), "links × 2": ("link",), "both × 2": ("network", "link")}
 
 
 def found_for(name, faster=()):
@@ -929,7 +930,7 @@ show_large()
 # %% [markdown]
 # ### Predicted order, measured order · further
 #
-# Can this model rank the six grids on this machine? A rank correlation of 1 is the same order, −1 the reverse.
+# Can this model rank the six grids on this machine? A rank correlation of 1 means the same order, −1 the reverse.
 
 
 # %% jupyter={"source_hidden": true}
@@ -1006,21 +1007,21 @@ draw_order()
 # %% [markdown]
 # ### Balise 7 · The published table · further · about 9 min
 #
-# Megatron-LM's authors published ten runs on 32 to 3,072 A100s (2021). No data sheet gives two constants of your model:
-# the share of the peak that `products` reach, and how often activations go through memory (`traffic`). Fit them to two
-# runs. The other eight are the test.
+# Megatron-LM's authors published ten runs on 32 to 3,072 A100s (2021). Two constants of your model are in no data
+# sheet: the share of the peak that `products` reach, and how often activations go through memory (`traffic`). Fit them
+# to two runs. The other eight are the test.
 #
-# In `fit_constants(seconds, measured)`, `seconds(k, products, traffic)` predicts run k, 0 or 1. Find
-# $x_0 = 1 / \mathrm{products}$ and $x_1 = \mathrm{traffic}$ with Newton's method. `here`, `right` and `up` are both
-# runs' seconds at $x$, and a `step` farther in $x_0$ and in $x_1$. Write
+# In `fit_constants(seconds, measured)`, `seconds(k, products, traffic)` predicts run k, 0 or 1. With Newton's method,
+# find $x_0 = 1 / \mathrm{products}$ and $x_1 = \mathrm{traffic}$. `here`, `right` and `up` are the seconds of both runs
+# at $x$, and a `step` further along $x_0$ and along $x_1$. Write
 #
 # - `slopes`, 2 × 2: a row for each run, a column for each of $x_0$ and $x_1$.
-# - the move of `x` that, by the slopes, makes up for the missing `measured` − `here` seconds.
+# - the move of `x` that, according to the slopes, adds the missing `measured` − `here` seconds.
 #
 # <details><summary>Hint</summary>
 #
-# Column j of the slopes is how both seconds change along $x_j$. `torch.linalg.solve(slopes, missing)`, where `missing`
-# is `measured`, as a tensor, minus `here`.
+# Column j of the slopes is how both seconds change along $x_j$. The move is `torch.linalg.solve(slopes, missing)`,
+# where `missing` is `measured`, as a tensor, minus `here`.
 # </details>
 
 
@@ -1050,7 +1051,7 @@ def fit_constants(seconds, measured):
 tp.check(7, paper_flops, fit_constants)
 
 # %% [markdown]
-# The first and the last row give the constants, with the quickest micro-batch and chunks.
+# The constants are fitted to the first and last rows. Each run is predicted with its quickest micro-batch and chunks.
 
 
 # %% jupyter={"source_hidden": true}
@@ -1103,7 +1104,7 @@ def draw_table():
     billions = [run.billions for run, _ in rows]
     ax.semilogx(billions, [run.tflops for run, _ in rows], "o", color="C1", label="published")
     ax.semilogx(billions, [found for _, found in rows], "-", color="C0", label="predicted")
-    ax.plot([billions[0], billions[-1]], [rows[0][1], rows[-1][1]], "s", color="C0", label="chosen so")
+    ax.plot([billions[0], billions[-1]], [rows[0][1], rows[-1][1]], "s", color="C0", label="fitted")
     ax.set(xlabel="billions of parameters (32 to 3,072 A100s)", ylabel="TFLOP/s a GPU", ylim=(100, 180))
     ax.set(title="Ten runs of Megatron-LM, two constants", xticks=billions, xticklabels=[f"{x:g}" for x in billions])
     ax.minorticks_off()
@@ -1121,7 +1122,7 @@ draw_table()
 
 # %%
 quicker = tp.predict(
-    "The network between nodes twice as fast: how many per cent quicker is the best step of 175B?", ...
+    "With the network between nodes twice as fast, how many per cent quicker is 175B's best step?", ...
 )
 
 
@@ -1145,7 +1146,7 @@ one_network, two_networks = (found_for("175B", faster)[0][0][0] for faster in FA
 quicker.shows(
     100 * (one_network / two_networks - 1),
     "{:.1f} %",
-    "Gradients travel once a step, a small part of its time; sums stay inside the nodes, and what crosses a cut is little.",
+    "Gradients travel once a step and take little of its time; sums stay inside the nodes, and little crosses a cut.",
 )
 
 
@@ -1176,29 +1177,28 @@ draw_large()
 #
 # <details><summary>Why is the pipeline's axis the outermost in the mesh, and not the data axis?</summary>
 #
-# A cut sends one activation for a micro-batch from one rank to one, so it can use the slowest links. Gradients are more
-# bytes, in all-reduces between all data ranks. Llama 3 had its data ranks outermost: their messages can start early and
-# hide.
+# At a cut, one rank sends one activation per micro-batch to one other, so even slow links will do. Gradients take more
+# bytes, in all-reduces between all data ranks. Llama 3 had its data axis outermost: gradients can be sent early, hidden
+# by the computing.
 # </details>
 #
 # <details><summary>With ZeRO 3, 1,024 data ranks fit without any other axis. Why isn't that enough?</summary>
 #
-# Each data rank needs a sequence: 1,024 at least, more than a training may allow. And it gathers the parameters for
-# each micro-batch, however few tokens that has. With large batches and fast links it is a good answer, and the
-# simplest.
+# Each data rank needs at least one sequence, and a batch of 1,024 may be more than training allows. It also gathers the
+# parameters for every micro-batch, however small. With large batches and fast links, it is a good and simple answer.
 # </details>
 #
 # <details><summary>A run on 2 × 4 × 128 fails, and you get 512 GPUs to go on. What must be in the checkpoint?</summary>
 #
-# For each piece, which part of which parameter it is, optimizer states too. Then any other grid can load it. With half
-# of the data ranks, and the batch and its order as before, each takes twice as many micro-batches.
+# For each piece, also of the optimizer states, which part of which parameter it is. Then any other grid can load it.
+# With half of the data ranks, and the batch and its order as before, each takes twice as many micro-batches.
 # </details>
 #
 # ## To remember
 #
 # A mesh gives each rank a place, and each axis its groups. One step on three axes equals one process's step if each sum
-# runs over the ranks that hold different terms of it, and over no others. Bytes of a rank and seconds of a step can be
-# computed, so search for the best grid before you train.
+# runs over the ranks that hold different terms of it, and over no others. The bytes of a rank and the seconds of a step
+# can be computed, so search for the best grid before you train.
 
 # %%
 tp.progress()
