@@ -903,9 +903,9 @@ for name, slow in {"first start": first_start, "from the cache": second_start}.i
 print(gains.expected(NAME))
 
 # %% [markdown]
-# Read the gain with the limit in mind. A gain above the limit means that something else disturbed a run. A gain can also
-# be smaller than the difference between two equal runs. Then the honest answer is: **don't compile this network on this
-# machine**.
+# Read the gain with the limit in mind. A gain above the limit means that something else disturbed a run. A gain can
+# also be smaller than the difference between two equal runs. Then the honest answer is: **don't compile this network on
+# this machine**.
 #
 # ## Beyond this machine · further
 #
@@ -974,9 +974,9 @@ gains.table()
 #
 # <details><summary>A GELU fused into the matrix product before it would move even fewer bytes. Why did your count stop at one kernel for the chain?</summary>
 #
-# <code>memory_traffic</code> counts the chain alone. The product writes its result and the chain reads it: one write and
-# one read more could go. Inductor does that in its own matrix products (<code>max-autotune</code>), and libraries do it
-# with an <em>epilogue</em>.
+# <code>memory_traffic</code> counts the chain alone. The product writes its result and the chain reads it: one write
+# and one read more could go. Inductor does that in its own matrix products (<code>max-autotune</code>), and libraries
+# do it with an <em>epilogue</em>.
 # </details>
 #
 # ## To remember
