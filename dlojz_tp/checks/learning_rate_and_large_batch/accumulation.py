@@ -45,7 +45,7 @@ def observe_clip(clip):
     for scale in SCALES.values():
         norm, parameters = _clip(clip, _gradients(scale))
         one = isinstance(norm, torch.Tensor) and norm.numel() == 1
-        yield {"form": "a tensor of one number" if one else form(norm)}
+        yield {"form": "a tensor with one number" if one else form(norm)}
         found["norms"].append(norm.reshape(()).float())
         found["gradients"].append(torch.cat([p.grad.flatten() for p in parameters]))
     yield {"norms": torch.stack(found["norms"]), "gradients": torch.cat(found["gradients"])}
@@ -73,15 +73,15 @@ def _watched(clip, copies):
 
 _LONG = [torch.cat([g.double().flatten() for g in _gradients(scale)]) for scale in SCALES.values()]
 CLIP = [
-    Look("clipping: the norm from before, a tensor", "form", "a tensor of one number", "norm-form"),
+    Look("clipping: returns the norm before clipping, as a tensor", "form", "a tensor with one number", "norm-form"),
     Value("", "norms", torch.stack([g.norm() for g in _LONG]).float(), "wrong-norm"),
-    Value("one factor for all gradients, and never above 1", "gradients",
+    Value("one factor for all gradients, never above 1", "gradients",
           torch.cat([g * min(1, MAX / max(g.norm().item(), 1e-9)) for g in _LONG]).float(), "wrong-clip"),
-    Look("in place, nothing goes to Python, as many operators for many parameters as for few", "moved", False, "new-gradients"),
+    Look("in place, with no value read back to Python, and as many operators for many parameters as for few", "moved", False, "new-gradients"),
     Look("", "syncs", [], "hidden-sync", fields=lambda seen, _: {"error": in_words(seen), "expected": "", "got": ""}),
     Look("", "more operators", 0, "operators-grow", at_most,
          lambda seen, _: {"n": seen, "few": len(SHAPES), "many": 4 * len(SHAPES), "expected": "", "got": ""}),
-    Look("a norm that is not finite is told", "finite", [False, False], "norm-hidden"),
+    Look("a norm that is not finite is reported", "finite", [False, False], "norm-hidden"),
 ]  # fmt: skip
 
 
@@ -201,13 +201,13 @@ LOOKS = [
     Look("", "rows", lambda size: max(a * b for parts in PARTS[:size] for a, b in parts), "not-in-parts",
          lambda seen, due: max(seen) <= due, lambda seen, due: {"expected": "", "got": ""}),
     _each("", "graphs", 1, "graphs-kept"),
-    _each("gradients travel once, in one message after the last backward", "early", 0, "sent-each"),
+    _each("gradients are sent once, in one message after the last backward", "early", 0, "sent-each"),
     _each("", "messages", 1, "message-each"),
-    _value("the gradient of all labels of all ranks, as if they were one batch", "first gradient", 1, "wrong-gradient"),
+    _value("the gradient over all labels of all ranks, as if they were one batch", "first gradient", 1, "wrong-gradient"),
     _value("their loss", "first loss", 0, "wrong-loss"),
-    _value("again, with a micro-batch in which no label counts", "later gradient", 1, "wrong-gradient"),
+    _value("the same with a micro-batch in which no label counts", "later gradient", 1, "wrong-gradient"),
     _value("", "later loss", 0, lambda seen, due: "none-counts" if seen.isnan().any() else "wrong-loss"),
-    _value("clipped: the gradient of all ranks together", "clipped gradient", 1, "wrong-clipping"),
+    _value("clipping: of the gradient of all ranks together", "clipped gradient", 1, "wrong-clipping"),
     _value("the norm before clipping", "first norm", 2, "wrong-step-norm"),
     _value("", "clipped norm", 2, "wrong-step-norm"),
 ]  # fmt: skip
@@ -218,7 +218,7 @@ KNOWN = ((hung, "ranks-waiting"), (killed_by("SIGABRT"), "ranks-waiting"))
 def balise_4(clip_gradients, accumulated_step):
     yield from judged(CLIP, observe_clip, clip_gradients)
     yield from judged_on_ranks(LOOKS, observe, accumulated_step, known=KNOWN)
-    yield "and the same where each rank has a GPU"
+    yield "the same where each rank has a GPU"
     on_gpus(_on_gpu, accumulated_step, known=left_on_cpu("count-not-on-gpu"))
 
 

@@ -47,9 +47,9 @@ def _described(groups_of):
         isinstance(one, dict) and {"params", "weight_decay"} <= set(one) for one in groups
     ):
         return {"kind": None if groups is None else "others"}
-    found = [(names.get(id(p), "not of the model"), float(group["weight_decay"])) for group in groups
+    found = [(names.get(id(p), "not from the model"), float(group["weight_decay"])) for group in groups
              for p in list(group["params"])]  # fmt: skip
-    if any(name == "not of the model" for name, _ in found):
+    if any(name == "not from the model" for name, _ in found):
         return {"kind": "others"}
     twice = len(found) - len({name for name, _ in found})
     return {"kind": "groups", "frozen": sorted({n for n, _ in found} - DECAYS.keys()), "twice": twice,
@@ -118,19 +118,19 @@ def each(seen, due):
 
 LOOKS = [
     Look("groups of parameters", "kind", "groups", "groups-form"),
-    Look("each trained parameter once", "frozen", [], "frozen-inside"),
+    Look("each trainable parameter once", "frozen", [], "frozen-inside"),
     Look("", "twice", 0, "tied-twice"),
     Look("", "missing", [], "parameters-missing"),
     Look("what decays", "decays", dict(sorted(DECAYS.items())), _decays_hint),
-    Value("three steps of one matrix", "plain", truth(PLAIN, rule), "wrong-step"),
+    Value("three steps with one matrix", "plain", truth(PLAIN, rule), "wrong-step"),
     Value("with weight decay", "decay", truth(DECAY, rule), "wrong-decay"),
     Value("with a large ε", "eps", truth(EPS, rule), "wrong-eps"),
     Value("several groups, changing rates, gradients that are None", "groups", truth(GROUPS, rule), "wrong-groups"),
-    Value("stopped and resumed from its state_dict", "resumed", truth(GROUPS, rule), "not-resumed"),
-    Look("gradients stay, weights change in place", "gradients", 0, "gradients-changed"),
+    Value("the same after stopping and resuming from the state_dict", "resumed", truth(GROUPS, rule), "not-resumed"),
+    Look("gradients stay the same, weights change in place", "gradients", 0, "gradients-changed"),
     Look("", "moved", False, "weights-moved"),
     Look("as many operators for 12 parameters as for 3", "operators", [0, 0], "an-operator-each", more, each),
-    Look("nothing is read back", "without values", True, "weights-moved"),
+    Look("no value is read back to the CPU", "without values", True, "weights-moved"),
 ]
 
 

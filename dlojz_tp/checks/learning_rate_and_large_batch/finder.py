@@ -278,20 +278,20 @@ CHANGED = {"the gradients": "gradients-not-back", "the optimizer's": "optimizer-
 DUE = [_lists(_true_rise(*rise, **batches)) for rise, batches in RISES]
 LOOSE = within(2e-3)
 FIND = [
-    Look("find_rates: two lists, one rate and one smoothed loss a step", "form", "two lists", "find-form", fields=lambda seen, _: {"got": seen}),
+    Look("find_rates: two lists, with one rate and one smoothed loss per step", "form", "two lists", "find-form", fields=lambda seen, _: {"got": seen}),
     Look("", "graphs", False, "graphs-held"),
-    Look("from low to high, in equal ratios", lambda o: o["all"][0], DUE[0][0],
+    Look("from low to high, with a constant ratio", lambda o: o["all"][0], DUE[0][0],
          _wrong_rates, within(1e-6), lambda seen, due: _length(seen[None], due[None])),
     Value("the smoothed losses", lambda o: o["all"][1], DUE[0][1], "wrong-losses", LOOSE),
-    Look("in the mode that the model came in", "eval", False, "searched-in-eval"),
+    Look("in the mode in which the model came", "eval", False, "searched-in-eval"),
     Look("stops where the loss diverges", "diverging", DUE[1:], "wrong-stop", _stopped,
          lambda seen, due: {"n": _length(seen[0], due[0])["n"], "due": _length(seen[0], due[0])["due"], "got": "", "expected": ""}),
     Value("", "diverging", DUE[1:], "wrong-losses", LOOSE),
-    Look("and where it is not finite", "nan", _lists(_true_rise(*NAN[0], **NAN[1])), "nan-kept", LOOSE),
+    Look("and where the loss is not finite", "nan", _lists(_true_rise(*NAN[0], **NAN[1])), "nan-kept", LOOSE),
     Look("afterwards everything is as it was", "changed", [], _first_changed, fields=_say),
     Look("", "without", [], _first_changed, fields=_say),
-    Look("an error goes on to the caller", "raised", "OSError", "error-swallowed"),
-    Look("and leaves nothing behind either", "after error", [], "left-after-error", fields=_say),
+    Look("an error reaches the caller", "raised", "OSError", "error-swallowed"),
+    Look("and changes nothing either", "after error", [], "left-after-error", fields=_say),
 ]  # fmt: skip
 
 RATES = [0.001 * 3**k for k in range(10)]
@@ -320,7 +320,7 @@ PROPOSE = [
     Look("propose: (smallest, largest)", "form", [2] * 4, "propose-form"),
     Value("by the rule above", lambda o: o["pairs"][:, 1], DUE_PAIRS[:, 1], "wrong-largest"),
     Value("", lambda o: o["pairs"][:, 0], DUE_PAIRS[:, 0], "wrong-smallest"),
-    Look("where nothing falls, nothing is proposed", "never", "ValueError", "never-fell"),
+    Look("where the loss never falls, nothing is proposed", "never", "ValueError", "never-fell"),
 ]  # fmt: skip
 
 

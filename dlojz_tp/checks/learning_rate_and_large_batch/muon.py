@@ -132,19 +132,22 @@ def _one_round(seen, due):
     terms = torch.stack([x, squares @ x, squares @ squares @ x]).flatten(1).T
     if NEARLY(seen[1], due[1]):
         return {
-            "round": "One round is right, five are not: each begins with the X of the round before, and makes A of it."
+            "round": "One round is right, five are not. Each round starts with the X of the previous round, and "
+                     "computes A from it."
         }
     shares = torch.linalg.lstsq(terms, seen[1].flatten().nan_to_num(0, 0, 0)[:, None]).solution.flatten()
     if NEARLY(seen[1].flatten(), terms @ shares):
         a, b, c = (round(share, 4) + 0.0 for share in shares.tolist())
         return {"round": f"Your round computes {a:g} X {b:+g} A X {c:+g} A² X."}
     return {
-        "round": "Your round gives no sum of this form. Is each product a matrix product (@)? Is A made of X, and does it stand left of X?"
+        "round": "Your round is not a sum of this form. Is each product a matrix product (@)? Is A computed from "
+                 "X, and is it to the left of X?"
     }
 
 
 def _square_right(seen, due):
-    return {"round": "Square matrices come out right, others do not. Is A = X Xᵀ made of the wide X, and does it stand left of X?"}
+    return {"round": "Square matrices come out right, others don't. Is A = X Xᵀ computed from the wide X, and is A "
+                     "to the left of X?"}
 
 
 def _one_step(seen, due):
@@ -155,18 +158,19 @@ def _one_step(seen, due):
         float(one.double() @ along / (along @ along)) for one in (moved, PLAIN.weights()[0].flatten() - due[0])
     )
     if abs(length - asked) < 1e-4 * asked:
-        return {"step": "The first one is right: look at the momentum."}
+        return {"step": "The first step is right: check the momentum."}
     if NEARLY(moved.double(), length * along):
         return {
-            "step": f"The first step is {length:.4g} times the orthogonal matrix; α · 0.2 √6 = {asked:.4g} is due."
+            "step": f"The first step is {length:.4g} times the orthogonal matrix; the factor should be α · 0.2 √6 "
+                    f"= {asked:.4g}."
         }
-    return {"step": "The first step does not go along the orthogonal matrix."}
+    return {"step": "The first step is not in the direction of the orthogonal matrix."}
 
 
 LOOKS = [
     Look("matrices of the same shape and dtype", "form", "float64 (3, 4, 4)", "orthogonal-form"),
     Look("by matrix products", "decomposed", False, "decomposed"),
-    Look("computed in the dtype that it is given", "products in", ["float32", "float64"], "other-dtype"),
+    Look("computed in the dtype of its input", "products in", ["float32", "float64"], "other-dtype"),
     Value("square ones", "square", [_each(SQUARE), _each(SQUARE, 1)], "wrong-orthogonal", NEARLY, _one_round),
     Look("the input stays", "input", True, "input-changed"),
     Value("wide ones", "wide", _each(WIDE), "wrong-orthogonal", NEARLY, _square_right),
@@ -175,21 +179,21 @@ LOOKS = [
     Value("three rounds", "three", _each(SQUARE, 3), "rounds-ignored", NEARLY),
     Value("zeros", "zero", _each(ZERO), "wrong-zeros", NEARLY),
     Look("bfloat16 stays bfloat16", "dtypes", ["bfloat16 (3, 4, 4)", "float32 (3, 4, 4)"], "other-dtype"),
-    Look("no more products than on the short side", "multiplications", ENOUGH, "long-side", lambda seen, due: seen <= 2 * due,
+    Look("no more multiplications than on the short side", "multiplications", ENOUGH, "long-side", lambda seen, due: seen <= 2 * due,
          lambda seen, due: {"times": round(seen / due, 1), "expected": f"{due} multiplications", "got": seen}),
     Look("all matrices in one call", "orthogonalise operators", [0, 0], "one-by-one", more,
          lambda seen, due: {"few": seen[0], "many": seen[1], "expected": f"{seen[0]} operators", "got": seen[1]}),
     Look("a step in the group's dtype, and in no other", "others", {"torch.bfloat16": [], "torch.float64": []}, "dtype-ignored",
          fields=lambda seen, due: {"asked": next(one for one in seen if seen[one]), "got": max(seen.values())}),
     Look("", "weights", "float32 (3, 4)", "weights-moved"),
-    Value("three steps of one matrix", "muon plain", truth(PLAIN, rule), "wrong-muon", fields=_one_step),
+    Value("three steps with one matrix", "muon plain", truth(PLAIN, rule), "wrong-muon", fields=_one_step),
     Value("several shapes, with decay", "muon sizes", truth(SIZES, rule), "wrong-sizes"),
     Value("several groups, changing rates, gradients that are None", "muon groups", truth(GROUPS, rule), "wrong-groups"),
-    Value("stopped and resumed from its state_dict", "resumed", truth(GROUPS, rule), "not-resumed"),
-    Look("gradients stay, weights change in place", "gradients", 0, "gradients-changed"),
+    Value("the same after stopping and resuming from the state_dict", "resumed", truth(GROUPS, rule), "not-resumed"),
+    Look("gradients stay the same, weights change in place", "gradients", 0, "gradients-changed"),
     Look("", "moved", False, "weights-moved"),
     Look("as many operators for 12 matrices as for 3", "operators", [0, 0], "an-operator-each", more, each),
-    Look("nothing is read back", "without values", True, "weights-moved"),
+    Look("no value is read back to the CPU", "without values", True, "weights-moved"),
 ]  # fmt: skip
 
 

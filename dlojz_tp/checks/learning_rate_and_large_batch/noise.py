@@ -68,14 +68,14 @@ def _near(seen, due):
 
 
 RANKS = [
-    Look("two tensors for each step (2, 3 and 4 ranks)", "forms", None,
+    Look("two tensors per step (2, 3 and 4 ranks)", "forms", None,
          lambda seen, _: "nothing-returned" if None in seen[0] else "not-a-pair",
          lambda seen, _: all(one == "pair" for rank in seen for one in rank),
          lambda seen, _: {"expected": "", "got": seen[0][0]}),
     Value("afterwards the gradients are the mean over the ranks", _all("gradients"),
           lambda size: torch.stack([means(case, size).mean(0).float() for case in range(2)]).expand(size, -1, -1),
           "not-the-mean", _near),
-    Look("beside them, at most two numbers travel", "sent", 16, "more-sent",
+    Look("besides the gradients, at most two numbers are sent", "sent", 16, "more-sent",
          lambda seen, most: max(map(max, seen)) <= most, lambda seen, _: {"n": max(map(max, seen)), "expected": "", "got": ""}),
     Value("the estimates of |G|² and tr Σ, on all ranks", _all("pairs"),
           lambda size: torch.tensor([estimates(case, size) for case in range(2)]).expand(size, -1, -1), "wrong-estimates", _near),
@@ -114,10 +114,10 @@ def _first(seen, due):
 
 
 ALL_STEPS = [
-    Value("the noise scale of many steps: the quotient of the means", "scales",
+    Value("the noise scale over many steps: the ratio of the means", "scales",
           [sum(t for _, t in steps) / sum(g for g, _ in steps) for steps in STEPS], "wrong-scale"),
     Look("a gradient that is lost in the noise", "lost", [math.inf] * 2, "not-infinite", lambda seen, due: seen == due),
-    Look("the number of ranks that still pays", "whole", True, "no-whole-number"),
+    Look("the largest number of ranks that still pays", "whole", True, "no-whole-number"),
     Value("", "ranks", [_paying(*case) for case in PAYING], "wrong-ranks", fields=_first),
 ]  # fmt: skip
 

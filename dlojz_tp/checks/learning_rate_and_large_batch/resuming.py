@@ -270,11 +270,11 @@ def _moved(seen, due):
 
 BATCHES = [
     Look("batches in the order of the epoch", "begun", lambda _: ORDERS[0][:8], "wrong-batches", fields=_moved),
-    Look("it counts those handed out", "places", [(0, 1), (0, 2)], lambda seen, _: "wrong-count" if seen[0][1] else "counted-late", fields=_moved),
-    Look("a second loop goes on where the first stopped", "rest", lambda _: ORDERS[0],
+    Look("it counts the batches that were handed out", "places", [(0, 1), (0, 2)], lambda seen, _: "wrong-count" if seen[0][1] else "counted-late", fields=_moved),
+    Look("a second loop continues where the first stopped", "rest", lambda _: ORDERS[0],
          lambda seen, due: "left-is-ended" if seen[8:10] == ORDERS[1][:2] else "never-ends" if seen[:14] == due else "begins-again" if seen[8:10] == due[:2] else "wrong-batches", fields=_moved),
     Look("", "then", [(0, 3)], "wrong-count", fields=_moved),
-    Look("at the end, the next epoch", "ended", (1, 0), "epoch-stays", fields=_moved),
+    Look("at the end, the next epoch begins", "ended", (1, 0), "epoch-stays", fields=_moved),
     Look("", "next", lambda _: ORDERS[1], "wrong-batches", fields=_moved),
 ]  # fmt: skip
 WHERE = {6: "saved in the middle of an epoch", 8: "saved after an epoch's last batch"}
@@ -284,18 +284,18 @@ CHECKPOINT = [
         Look("", f"{stop} changed", [], "save-changes", fields=_what),
         Look("", f"{stop} alone", "", "not-one-file", fields=lambda seen, _: {"error": seen}),
         Look("all of it is loaded into new objects", f"{stop} loaded", [], _not_loaded, fields=_what),
-        Look("and goes on bitwise as if never stopped", f"{stop} resumed", [], "goes-on-otherwise", fields=_what),
+        Look("and the run continues bitwise as if it had never stopped", f"{stop} resumed", [], "goes-on-otherwise", fields=_what),
     )),
     Look("any parts", "others", None, "own-names", fields=lambda seen, _: {"error": seen}),
-    Look("a new file takes the old one's place when it is whole", "replaced", True, "no-file"),
+    Look("a new file replaces the old one only when it is complete", "replaced", True, "no-file"),
     Look("", "half", False, "half-written"),
     Look("", "in place", False, "half-written"),
     Look("", "taken", False, "old-removed"),
     Look("", "elsewhere", False, "other-folder"),
     Look("", "early", False, "random-early"),
-    Look("no more than what is asked for", "fewer", None, "fewer-parts", fields=lambda seen, _: {"error": seen}),
-    Look("an error goes on to the caller", "failed", True, "save-silent"),
-    Look("and nothing in the file is run", "trap", False, "runs-code"),
+    Look("only the parts that are asked for", "fewer", None, "fewer-parts", fields=lambda seen, _: {"error": seen}),
+    Look("an error reaches the caller", "failed", True, "save-silent"),
+    Look("and no code in the file is run", "trap", False, "runs-code"),
 ]  # fmt: skip
 
 

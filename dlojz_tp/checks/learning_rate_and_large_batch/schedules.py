@@ -91,7 +91,7 @@ def _said(seen, due):
 def _of_cosine(total, warmup, *_):
     return {
         "in the warm-up": warmup,
-        "at the step after the warm-up, which has `peak`": warmup + 1,
+        "at the first step after the warm-up, which has `peak`": warmup + 1,
         "on the cosine": total,
     }
 
@@ -250,14 +250,14 @@ def _next(seen, due):
 
 
 TRAIN = [
-    Look("set_rates: every group, by its own factor", "set", 0.05 * FACTORS, _wrong_set, fields=lambda _, due: {"due": ", ".join(f"{one:g}" for one in due)}),
+    Look("set_rates: every group, with its own factor", "set", 0.05 * FACTORS, _wrong_set, fields=lambda _, due: {"due": ", ".join(f"{one:g}" for one in due)}),
     Look("", "twice", 0.02 * FACTORS, "scale-piles-up"),
-    Look("the momentum where the optimizer has it", "momenta", [0.6] * 3 + [0.0] * 3, lambda seen, _: "momentum-zero" if seen[:3] == [0.6] * 3 else "momentum-not-set"),
+    Look("the momentum where the optimizer has one", "momenta", [0.6] * 3 + [0.0] * 3, lambda seen, _: "momentum-zero" if seen[:3] == [0.6] * 3 else "momentum-not-set"),
     Look("", "betas", [[0.6, 0.97]] * 3, lambda seen, _: "second-beta" if [b[0] for b in seen] == [0.6] * 3 else "betas-not-set"),
     Look("train: each step at its rate", "steps", 5, "not-a-step-each", fields=lambda seen, _: {"n": seen}),
     Look("", "rates", _rates(range(5)), _wrong_rates),
     Look("returns the next step", "next", 5, "wrong-next", fields=_next),
-    Look("goes on where it is told to", "later", _rates(range(FIRST, FIRST + 3)),
+    Look("continues at the step that it is given", "later", _rates(range(FIRST, FIRST + 3)),
          lambda seen, _: "first-ignored" if torch.allclose(seen, _rates(range(3))) else "other-steps",
          fields=lambda *_: {"first": FIRST}),
     Look("", "later next", FIRST + 3, "wrong-next", fields=_next),
@@ -265,7 +265,7 @@ TRAIN = [
     Value("and trains", "weights", _by_hand(), "wrong-training", within(1e-4)),
     Look("a schedule that returns pairs", "pairs", torch.stack([torch.stack([_pair(k)[0] * FACTORS, torch.full((3,), _pair(k)[1], dtype=torch.float64)]) for k in range(4)]),
          "pairs-lost"),
-    Look("of no batch, no step", "none", 3, "wrong-next", fields=_next),
+    Look("with no batches, no step", "none", 3, "wrong-next", fields=_next),
 ]  # fmt: skip
 
 

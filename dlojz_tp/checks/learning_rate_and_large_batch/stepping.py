@@ -15,11 +15,16 @@ from dlojz_tp.checking.judging import Wrong
 from dlojz_tp.probes.operations import Operations, syncs
 
 HINTS = {
-    "optimizer-borrowed": "{what} does this for you. Here it is yours to write, with torch._foreach_… on lists of tensors.",
-    "not-resumed": "Resumed from its state_dict, the training goes on otherwise: averages and counts belong into self.state, the rest into the groups.",
-    "gradients-changed": "After the step {got} gradients are not what they were. Others read them still: write into new tensors or buffers.",
-    "weights-moved": "A weight is another tensor after the step. Who shares its memory (DDP, tied weights, this notebook's trainings) loses it: change it in place.",
-    "an-operator-each": "A step takes {few} operators with a few parameters, and {many} with four times as many. One call of torch._foreach_… does it for a whole list.",
+    "optimizer-borrowed": "{what} does this for you. Write it yourself here, with torch._foreach_… on lists of "
+                          "tensors.",
+    "not-resumed": "Resumed from its state_dict, the training continues differently. Averages and counts belong in "
+                   "self.state, everything else in the groups.",
+    "gradients-changed": "After the step, {got} gradients are not what they were. Other code still reads them: "
+                         "write into new tensors or buffers.",
+    "weights-moved": "A weight is a different tensor after the step. Everything that shares its memory (DDP, tied "
+                     "weights, this notebook's trainings) loses it: change it in place.",
+    "an-operator-each": "A step takes {few} operators with a few parameters, and {many} with four times as many "
+                        "parameters. One call of torch._foreach_… handles a whole list.",
 }
 
 

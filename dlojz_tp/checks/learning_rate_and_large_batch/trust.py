@@ -119,17 +119,17 @@ def _looks(name, trainings, rule):
     return [
         *(Value(f"{name}: {CLAIMS[case]}", f"{name} {case}", truth(training, rule), f"wrong-{slug}-{case}")
           for case, training in trainings.items()),
-        Value("stopped and resumed from its state_dict", f"{name} resumed", truth(trainings["groups"], rule), "not-resumed"),
-        Look("gradients stay, weights change in place", f"{name} gradients", 0, "gradients-changed"),
+        Value("the same after stopping and resuming from the state_dict", f"{name} resumed", truth(trainings["groups"], rule), "not-resumed"),
+        Look("gradients stay the same, weights change in place", f"{name} gradients", 0, "gradients-changed"),
         Look("", f"{name} moved", False, "weights-moved"),
         Look("as many operators for 12 parameters as for 3", f"{name} operators", [0, 0], "an-operator-each", more, each),
-        Look("nothing is read back", f"{name} without values", True, "weights-moved"),
+        Look("no value is read back to the CPU", f"{name} without values", True, "weights-moved"),
     ]  # fmt: skip
 
 
 LOOKS = [
     Look("one ratio a layer", "form", "float32 (3,)", "ratios-form"),
-    Value("what the ratios are", "ratios", _ratios(WEIGHTS, UPDATES), "wrong-ratios"),
+    Value("the values of the ratios", "ratios", _ratios(WEIGHTS, UPDATES), "wrong-ratios"),
     Value("with a decay and a coefficient", "with options", _ratios(WEIGHTS, UPDATES, 0.5, 0.02), "wrong-options"),
     Value("1 where a norm is zero", "zero ratios", torch.ones(3), "wrong-zero-ratios"),
     *_looks("LARS", LARS, of_lars),

@@ -75,7 +75,7 @@ NORM = "torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))"
 SCALE = "torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))"
 CUT = "factor = torch.where(norm > max_norm, max_norm / norm, torch.ones_like(norm))"
 
-hint(4, "clip-borrowed", "clip_grad_norm_ does this work for you. Here it is yours.")
+hint(4, "clip-borrowed", "clip_grad_norm_ does this work for you. Write it yourself here.")
 slip(4, "clip-borrowed", (SCALE, "torch.nn.utils.clip_grad_norm_(list(parameters), max_norm)"))
 variant(
     4,
@@ -84,25 +84,26 @@ variant(
     ("norm = (flat", "norm = nn.utils.clip_grad_norm_(list(parameters), max_norm)\n        norm = (flat"),
 )
 
-hint(4, "norm-form", "Return the norm from before clipping, as a tensor of one number.")
+hint(4, "norm-form", "Return the norm before clipping, as a tensor with one number.")
 slip(4, "norm-form", ("    return norm\n\n", "    return float(norm)\n\n"))
 variant(4, "norm-form", AT_THE_END, ("    return norm\n\n", "    return [norm]\n\n"))
 slip(4, "nothing-returned", ("    return norm\n\n", "\n"))
 
-hint(4, "wrong-norm", "This is not the length of all gradients, laid end to end.")
+hint(4, "wrong-norm", "This is not the length of all the gradients, laid end to end.")
 slip(
     4, "wrong-norm", ("torch.stack(torch._foreach_norm(gradients))", "torch.stack(torch._foreach_norm(gradients[1:]))")
 )
 variant(4, "wrong-norm", AT_THE_END, ("(flat * flat).sum().sqrt()", "flat.abs().sum()"))
 
-hint(4, "norm-squared", "That is the sum of all squares, the norm squared: its root is missing.")
+hint(4, "norm-squared", "This is the sum of all squares, which is the norm squared: the root is missing.")
 slip(4, "norm-squared", (NORM, "torch.stack(torch._foreach_norm(gradients)).square().sum()"))
 variant(4, "norm-squared", AT_THE_END, ("(flat * flat).sum().sqrt()", "(flat * flat).sum()"))
 
 hint(
     4,
     "norms-added",
-    "The norms were added up. Lengths at right angles add up as squares: the norm of the norms is the norm of all.",
+    "You add up the norms. Lengths at right angles add up as squares: the norm of the norms is the norm of all the "
+    "gradients.",
 )
 slip(4, "norms-added", (NORM, "torch.stack(torch._foreach_norm(gradients)).sum()"))
 variant(4, "norms-added", AT_THE_END, ("(flat * flat).sum().sqrt()", "sum(g.norm() for g in found)"))
@@ -110,7 +111,7 @@ variant(4, "norms-added", AT_THE_END, ("(flat * flat).sum().sqrt()", "sum(g.norm
 hint(
     4,
     "norm-after-clipping",
-    "That is the norm after clipping. Return the one from before: it shows a run that diverges.",
+    "This is the norm after clipping. Return the norm before it: it shows when a run diverges.",
 )
 slip(4, "norm-after-clipping", ("    return norm\n\n", "    return norm.clamp(max=max_norm)\n\n"))
 variant(
@@ -120,7 +121,7 @@ variant(
     ("    return norm\n\n", "    return torch.cat([g.flatten() for g in found]).norm()\n\n"),
 )
 
-hint(4, "wrong-clip", "The gradients are not those from before, all times min(1, max_norm / norm).")
+hint(4, "wrong-clip", "The gradients are not the old ones, all multiplied by min(1, max_norm / norm).")
 slip(4, "wrong-clip", ("max_norm / (norm + 1e-6)", "max_norm / (norm + 1)"))
 slip(4, "wrong-clip", ("max=1.0", "min=1.0"))
 slip(4, "wrong-clip", ("max_norm / (norm + 1e-6)", "(norm + 1e-6) / max_norm"))
@@ -129,7 +130,7 @@ variant(4, "wrong-clip", AT_THE_END, ("max_norm / norm,", "max_norm / norm**2,")
 hint(
     4,
     "clipped-each",
-    "Each gradient was clipped by itself, so that their direction changed. One factor belongs to all of them.",
+    "You clip each gradient separately, so their common direction changes. Use one factor for all of them.",
 )
 slip(4, "clipped-each", (SCALE, "[g.mul_(torch.clamp(max_norm / g.norm(), max=1.0)) for g in gradients if g.numel()]"))
 variant(4, "clipped-each", AT_THE_END, (
@@ -139,21 +140,21 @@ variant(4, "clipped-each", AT_THE_END, (
 hint(
     4,
     "elements-clipped",
-    "Each number was clipped to max_norm by itself. The length of all together is to be bounded, with one factor.",
+    "You clip each number to max_norm separately. Bound the length of all gradients together, with one factor.",
 )
 slip(4, "elements-clipped", (SCALE, "[g.clamp_(-max_norm, max_norm) for g in gradients]"))
 variant(4, "elements-clipped", AT_THE_END, (
     "torch._foreach_copy_(found, torch._foreach_mul(found, factor.float()))", "[g.copy_(g.clamp(max=max_norm)) for g in found]"))  # fmt: skip
 
-hint(4, "always-scaled", "Short gradients were made longer: without the upper bound 1, the factor stretches them.")
+hint(4, "always-scaled", "You make short gradients longer. Without the upper bound 1, the factor stretches them.")
 slip(4, "always-scaled", ("torch.clamp(max_norm / (norm + 1e-6), max=1.0)", "max_norm / (norm + 1e-6)"))
 variant(4, "always-scaled", AT_THE_END, (CUT, "factor = max_norm / norm.clamp(min=1e-12)"))
 
 hint(
     4,
     "not-in-place",
-    "The gradients have not changed. Scale them in place: operations whose name ends with _ do. And make a list of `parameters` if you go "
-    "through them twice: a generator is empty after the first time.",
+    "The gradients have not changed. Scale them in place, with operations whose name ends in _. And make a list of "
+    "`parameters` if you go through them twice: a generator is empty after the first time.",
 )
 slip(4, "not-in-place", ("torch._foreach_mul_(", "torch._foreach_mul("))
 variant(
@@ -163,8 +164,8 @@ variant(
     ("torch._foreach_copy_(found, torch._foreach_mul(found, factor.float()))", "flat *= factor"),
 )
 
-hint(4, "new-gradients", "p.grad is another tensor now. Scale in place: whoever holds the old one, such as a flat buffer of all "
-     "gradients, sees nothing of it.")  # fmt: skip
+hint(4, "new-gradients", "p.grad is a different tensor now. Scale it in place: a flat buffer of all gradients, for "
+                         "example, still holds the old one and does not see the change.")  # fmt: skip
 slip(4, "new-gradients", ("    gradients = [p.grad", "    parameters = [p for p in parameters if p.grad is not None]\n    gradients = [p.grad"), (
     SCALE, "for p in parameters:\n        p.grad = p.grad * torch.clamp(max_norm / (norm + 1e-6), max=1.0)"))  # fmt: skip
 variant(4, "new-gradients", AT_THE_END, ("    with torch.no_grad():\n        found", "    parameters = list(parameters)\n    with torch.no_grad():\n        found"), (
@@ -174,8 +175,8 @@ variant(4, "new-gradients", AT_THE_END, ("    with torch.no_grad():\n        fou
 slip(4, "hidden-sync", (SCALE, f"if norm > max_norm:\n        {SCALE}"))
 slip(4, "hidden-sync", ("torch.clamp(max_norm / (norm + 1e-6), max=1.0)", "min(1.0, max_norm / (norm.item() + 1e-6))"))
 
-hint(4, "operators-grow", "{many} parameters took {n} operators more than {few}: each is one kernel to start. The functions torch._foreach_… work on a "
-     "whole list at once.")  # fmt: skip
+hint(4, "operators-grow", "{many} parameters took {n} more operators than {few}, and each operator launches a "
+                          "kernel. The functions torch._foreach_… work on a whole list at once.")  # fmt: skip
 slip(
     4, "operators-grow", (SCALE, "for g in gradients:\n        g.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))")
 )
@@ -190,7 +191,7 @@ variant(
 hint(
     4,
     "norm-hidden",
-    "With a gradient of inf or NaN the returned norm is finite: the loop would not see that the step is spoilt.",
+    "With a gradient of inf or NaN you return a finite norm, so the loop can't see that the step is spoilt.",
 )
 slip(4, "norm-hidden", ("    return norm\n\n", "    return norm.nan_to_num(0.0, 0.0)\n\n"))
 variant(4, "norm-hidden", AT_THE_END, ("    return norm\n\n", "    return norm.nan_to_num(posinf=1e30)\n\n"))
@@ -202,13 +203,14 @@ AVERAGE = "    average_over_ranks(model.parameters())\n"
 BACKWARD = "        (loss * dist.get_world_size()).backward()  # the mean over the ranks divides by it\n"
 END = "        flat[2:] /= flat[1]\n"
 
-hint(4, "step-form", "accumulated_step returns the pair (mean loss, norm), two tensors of one number.")
+hint(4, "step-form", "accumulated_step returns the pair (mean loss, norm), two tensors with one number each.")
 slip(4, "step-form", ("return total, norm", "return total"))
 slip(4, "step-form", ("return total, norm", "return total.item(), norm.item()"))
 variant(4, "step-form", AT_THE_END, ("return flat[0] / flat[1], norm", "return norm.square()"))
 slip(4, "nothing-returned", ("    return total, norm\n", ""))
 
-hint(4, "steps-many", "The optimizer made {n} steps. All micro-batches together are one: step once, after the last.")
+hint(4, "steps-many", "The optimizer made {n} steps. All micro-batches together are one step: call step once, "
+                      "after the last.")
 slip(
     4,
     "steps-many",
@@ -221,14 +223,14 @@ variant(
     ("        each.sum().backward()\n", "        each.sum().backward()\n        optimizer.step()\n"),
 )
 
-hint(4, "never-stepped", "optimizer.step() was not called. What moves the weights is the optimizer, whichever it is.")
+hint(4, "never-stepped", "optimizer.step() was not called. The optimizer moves the weights, whichever optimizer it is.")
 slip(4, "never-stepped", ("    optimizer.step()\n", ""))
 variant(4, "never-stepped", AT_THE_END, ("    optimizer.step()\n", """    with torch.no_grad():
         [p.sub_(p.grad) for p in model.parameters() if p.grad is not None]
 """))  # fmt: skip
 
-hint(4, "not-in-parts", "The micro-batches were joined: the model was given more at once than any of them has. They are "
-     "small because more does not fit into memory.")  # fmt: skip
+hint(4, "not-in-parts", "You join the micro-batches: the model is given more at once than any of them has. They "
+                        "are small because more does not fit into memory.")  # fmt: skip
 slip(4, "not-in-parts", ("    total = 0\n", """    shape = max(x.shape[1] for x, _ in micro_batches)
     xs, ys = (torch.cat([F.pad(b[k], (0, shape - b[k].shape[1]), value=-100 * k) for b in micro_batches]) for k in (0, 1))
     micro_batches = [(xs, ys)]
@@ -239,16 +241,16 @@ variant(4, "not-in-parts", AT_THE_END, ("    for x, y in micro_batches:\n", """ 
     for x, y in [(xs, ys)]:
 """))  # fmt: skip
 
-hint(4, "graphs-kept", "All forward passes ran before the first backward: {n} graphs with their activations are in memory at once. "
-     "Call backward for each micro-batch.")  # fmt: skip
+hint(4, "graphs-kept", "All forward passes run before the first backward, so {n} graphs with their activations are "
+                       "in memory at once. Call backward for each micro-batch.")  # fmt: skip
 slip(4, "graphs-kept", (BACKWARD, ""), ("        total = total + loss.detach()\n", "        total = total + loss\n"), (
     "    dist.all_reduce(total)\n", "    (total * dist.get_world_size()).backward()\n    total = total.detach()\n    dist.all_reduce(total)\n"))  # fmt: skip
 variant(4, "graphs-kept", AT_THE_END, ("        each.sum().backward()\n", ""), ("    for x, y in micro_batches:\n", "    waiting = []\n    for x, y in micro_batches:\n"), (
     "        told +=", "        waiting.append(each.sum())\n        told +="), (
     "    with torch.no_grad():\n        held", "    sum(waiting).backward()\n    with torch.no_grad():\n        held"))  # fmt: skip
 
-hint(4, "sent-each", "{n} large messages were sent before the last backward. Add up first: gradients travel once, "
-     "after the last micro-batch.")  # fmt: skip
+hint(4, "sent-each", "You send {n} large messages before the last backward. Add up first: gradients are sent once, "
+                     "after the last micro-batch.")  # fmt: skip
 slip(4, "sent-each", (AVERAGE, ""), (BACKWARD, BACKWARD + "        average_over_ranks(model.parameters())\n"))
 variant(
     4,
@@ -260,7 +262,7 @@ variant(
 hint(
     4,
     "message-each",
-    "{n} messages carried gradients. Lay them end to end, and send them as one: each message has its latency.",
+    "You send the gradients in {n} messages. Lay them end to end, and send them as one: each message has its latency.",
 )
 slip(
     4,
@@ -280,8 +282,9 @@ variant(
     ),
 )
 
-hint(4, "ranks-waiting", "Ranks did not call the same collectives: some wait for others, or got what was meant for another call. A collective belongs neither in the loop over micro-batches, "
-     "of which each rank has another number, nor on rank 0 alone.")  # fmt: skip
+hint(4, "ranks-waiting", "The ranks did not call the same collectives, so some wait for others, or get data meant "
+                         "for another call. A collective belongs neither in the loop over micro-batches, whose "
+                         "number differs between ranks, nor on rank 0 alone.")  # fmt: skip
 slip(4, "ranks-waiting", (COUNT, "    if dist.get_rank() == 0:\n        dist.all_reduce(count)\n"))
 variant(4, "ranks-waiting", AT_THE_END, ("        told +=", "        dist.all_reduce(torch.zeros(1))\n        told +="))
 
@@ -290,8 +293,8 @@ slip(4, "wrong-gradient", (PER_COUNT, " / count**2\n"))
 slip(4, "wrong-gradient", ("(loss * dist.get_world_size())", "(loss * dist.get_world_size() ** 2)"))
 variant(4, "wrong-gradient", AT_THE_END, (END, "        flat[2:] /= flat[1] + 10\n"))
 
-hint(4, "mean-of-means", "Each micro-batch was averaged by itself, then their means: a label in a small one weighs more. Divide sums by the number "
-     "of labels in all of them.")  # fmt: skip
+hint(4, "mean-of-means", "You average each micro-batch separately, then average the means, so a label in a small "
+                         "micro-batch weighs more. Divide the sums by the number of labels in all of them.")  # fmt: skip
 slip(4, "mean-of-means", (SUM + PER_COUNT, 'reduction="mean") / len(micro_batches) / dist.get_world_size()\n'))
 slip(
     4,
@@ -305,7 +308,7 @@ variant(4, "mean-of-means", WEIGHTED, ("* count / n.item()", "/ len(micro_batche
 hint(
     4,
     "padding-counted",
-    "Labels of −100 were counted: they are padding. Only labels that are something else are in the mean.",
+    "You count labels of −100, but they are padding. Only the other labels are part of the mean.",
 )
 slip(4, "padding-counted", ("(y != -100).sum()", "torch.tensor(y.numel())"))
 variant(4, "padding-counted", AT_THE_END, ("y.ne(-100).sum()", "torch.tensor(len(y))"))
@@ -313,25 +316,26 @@ variant(4, "padding-counted", AT_THE_END, ("y.ne(-100).sum()", "torch.tensor(len
 hint(
     4,
     "sequences-counted",
-    "The sum of the losses was divided by the number of sequences. What is averaged are the labels that count.",
+    "You divide the sum of the losses by the number of sequences. The mean is over the labels that count.",
 )
 slip(4, "sequences-counted", ("(y != -100).sum()", "torch.tensor(len(y))"))
 variant(4, "sequences-counted", AT_THE_END, ("y.ne(-100).sum()", "torch.tensor(len(x))"))
 
-hint(4, "own-count", "Each rank divided by its own number of labels: right for equal ranks, but a label of a rank with few weighs more. "
-     "Add up the counts of all ranks first.")  # fmt: skip
+hint(4, "own-count", "Each rank divides by its own number of labels. That is right for equal ranks, but a label on "
+                     "a rank with few weighs more. Add up the counts of all ranks first.")  # fmt: skip
 slip(4, "own-count", (COUNT, ""), (BACKWARD, "        loss.backward()\n"))
 variant(4, "own-count", WEIGHTED, ("    dist.all_reduce(n)\n", "    n *= dist.get_world_size()\n"))
 
-hint(4, "world-size-forgotten", "The step is 1/N of what it should be: the mean over the ranks divides by the number of ranks, and the loss was "
-     "divided by all labels already.")  # fmt: skip
+hint(4, "world-size-forgotten", "The step is 1/N of what it should be: the mean over the ranks divides by the "
+                                "number of ranks, but you have already divided the loss by the number of all "
+                                "labels.")  # fmt: skip
 slip(4, "world-size-forgotten", (BACKWARD, "        loss.backward()\n"))
 variant(4, "world-size-forgotten", AT_THE_END, (END, "        flat[2:] /= flat[1] * dist.get_world_size()\n"))
 
 hint(
     4,
     "not-averaged-over-ranks",
-    "Each rank made a step with its own gradients alone: send them, after the last micro-batch.",
+    "Each rank makes a step with its own gradients alone. Send them, after the last micro-batch.",
 )
 slip(4, "not-averaged-over-ranks", (AVERAGE, ""))
 slip(4, "not-averaged-over-ranks", (AVERAGE, ""), (BACKWARD, "        loss.backward()\n"))
@@ -340,20 +344,21 @@ variant(4, "not-averaged-over-ranks", WEIGHTED, ("    average_over_ranks(model.p
 hint(
     4,
     "only-the-last",
-    "Only the gradients of the last micro-batch are in the step: zero_grad belongs before the first one.",
+    "Only the gradients of the last micro-batch are in the step. zero_grad belongs before the first one.",
 )
 slip(4, "only-the-last", ("        logits =", "        optimizer.zero_grad()\n        logits ="))
 variant(4, "only-the-last", AT_THE_END, ("        logits, y", "        optimizer.zero_grad()\n        logits, y"))
 
-hint(4, "not-divided", "The gradients are sums over the labels: divide by how many labels count, on all ranks.")
+hint(4, "not-divided", "The gradients are sums over the labels. Divide them by the number of labels that count, on "
+                       "all ranks.")
 slip(4, "not-divided", (SUM + PER_COUNT, SUM + "\n"))
 variant(4, "not-divided", AT_THE_END, (END, ""))
 
-hint(4, "wrong-loss", "The loss that is returned is not the mean over all labels of all ranks.")
+hint(4, "wrong-loss", "The returned loss is not the mean over all labels of all ranks.")
 slip(4, "wrong-loss", ("    dist.all_reduce(total)\n", "    dist.all_reduce(total)\n    total = total * 2\n"))
 variant(4, "wrong-loss", AT_THE_END, ("return flat[0] / flat[1], norm", "return flat[0] / len(micro_batches), norm"))
 
-hint(4, "loss-of-own-rank", "The loss that is returned is this rank's part of it: add up over the ranks.")
+hint(4, "loss-of-own-rank", "The returned loss is only this rank's part. Add up the parts over the ranks.")
 slip(4, "loss-of-own-rank", ("    dist.all_reduce(total)\n", ""))
 variant(4, "loss-of-own-rank", WEIGHTED, ("    dist.all_reduce(whole)\n", ""))
 
@@ -364,7 +369,8 @@ variant(4, "wrong-step-norm", AT_THE_END, ("return flat[0] / flat[1], norm", "re
 hint(
     4,
     "none-counts",
-    "The loss is NaN where in some micro-batch no label counts: its mean is 0 / 0. Divide a sum by the labels of all of them.",
+    "The loss is NaN where a micro-batch has no label that counts: its mean is 0 / 0. Divide a sum by the number "
+    "of labels in all of them.",
 )
 slip(
     4,
@@ -377,14 +383,14 @@ slip(
 variant(4, "none-counts", WEIGHTED, ("        if count == 0:\n            continue\n", ""))
 
 hint(
-    4, "stale-gradients", "In the second step the gradients of the first are still there: they add up until zero_grad."
+    4, "stale-gradients", "In the second step the gradients of the first are still there. They add up until zero_grad."
 )
 slip(4, "stale-gradients", ("    optimizer.zero_grad()\n", ""))
 slip(4, "stale-gradients", ("    optimizer.zero_grad()\n", ""), (BACKWARD, "        loss.backward()\n"), (
     AVERAGE, AVERAGE + "    [p.grad.mul_(dist.get_world_size()) for p in model.parameters() if p.grad is not None]\n"))  # fmt: skip
 variant(4, "stale-gradients", WEIGHTED, ("    optimizer.zero_grad(set_to_none=True)\n", ""))
 
-hint(4, "wrong-clipping", "Where the norm is above max_norm, the step is not that of the clipped gradients.")
+hint(4, "wrong-clipping", "Where the norm is above max_norm, the step does not use the clipped gradients.")
 slip(
     4,
     "wrong-clipping",
@@ -400,14 +406,14 @@ variant(
 hint(
     4,
     "clipped-before-sending",
-    "Each rank clipped its own gradients before they were averaged: each by another factor. Average first, then clip.",
+    "Each rank clips its own gradients before they are averaged, each by a different factor. Average first, then clip.",
 )
 slip(4, "clipped-before-sending", (AVERAGE, "    clip_gradients(model.parameters(), max_norm)\n" + AVERAGE))
 variant(4, "clipped-before-sending", WEIGHTED, (
     "    average_over_ranks(model.parameters())\n    for p in model.parameters():\n        if p.grad is not None:\n            p.grad *= dist.get_world_size()\n    norm = clip_gradients(model.parameters(), max_norm)\n",
     "    for p in model.parameters():\n        if p.grad is not None:\n            p.grad *= dist.get_world_size()\n    norm = clip_gradients(model.parameters(), max_norm)\n    average_over_ranks(model.parameters())\n"))  # fmt: skip
 
-hint(4, "not-clipped", "The step is that of the whole gradients: clip them before the optimizer's step.")
+hint(4, "not-clipped", "The step uses the unclipped gradients. Clip them before the optimizer's step.")
 slip(4, "not-clipped", (
     "    norm = clip_gradients(model.parameters(), max_norm)\n    optimizer.step()\n",
     "    optimizer.step()\n    norm = clip_gradients(model.parameters(), max_norm)\n"))  # fmt: skip
@@ -421,7 +427,8 @@ variant(
 hint(
     4,
     "micro-batches-clipped",
-    "Gradients were clipped before all micro-batches were in them. Clip once, after the last one, what all ranks have together.",
+    "You clip the gradients before all micro-batches are in them. Clip once, after the last one, the gradients of "
+    "all ranks together.",
 )
 slip(4, "micro-batches-clipped", (BACKWARD, BACKWARD + "        clip_gradients(model.parameters(), max_norm)\n"))
 variant(4, "micro-batches-clipped", WEIGHTED, ("            p.grad *= dist.get_world_size()\n", "            pass\n"), (
@@ -432,7 +439,8 @@ slip(4, "own-count", (COUNT, ""))
 hint(
     4,
     "divided-again",
-    "The sum was divided by the labels of all micro-batches, and then by the number of micro-batches as well. Once is enough.",
+    "You divide the sum by the labels of all micro-batches, and then by the number of micro-batches too. Once is "
+    "enough.",
 )
 slip(4, "divided-again", (PER_COUNT, " / count / len(micro_batches)\n"))
 variant(4, "divided-again", WEIGHTED, ("* count / n.item()", "* count / n.item() / len(micro_batches)"))
@@ -440,7 +448,7 @@ variant(4, "divided-again", WEIGHTED, ("* count / n.item()", "* count / n.item()
 hint(
     4,
     "divided-by-ranks",
-    "The loss was divided by the number of ranks, and average_over_ranks divides by it once more. Multiply instead.",
+    "You divide the loss by the number of ranks, and average_over_ranks divides by it once more. Multiply instead.",
 )
 slip(4, "divided-by-ranks", ("(loss * dist.get_world_size())", "(loss / dist.get_world_size())"))
 variant(4, "divided-by-ranks", WEIGHTED, ("p.grad *= dist", "p.grad /= dist"))

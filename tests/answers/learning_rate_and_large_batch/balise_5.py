@@ -73,7 +73,7 @@ bank.slip(5, None, (
 bank.hint(
     5,
     "ratios-form",
-    "One ratio for each pair is due, in a tensor (n,) of the norms' dtype: torch.stack makes one of a list.",
+    "Return one ratio for each pair, in a tensor (n,) of the norms' dtype: torch.stack makes one from a list.",
 )
 bank.slip(5, "ratios-form", ("return torch.where((of_weights > 0) & (of_updates > 0), ratios, 1.0)", "return torch.where((of_weights > 0) & (of_updates > 0), ratios, 1.0).tolist()"))  # fmt: skip
 bank.variant(5, "ratios-form", APART, ("masked_fill(plain, 1)", "masked_fill(plain, 1)[:, None]"))
@@ -81,12 +81,13 @@ bank.variant(5, "ratios-form", APART, ("masked_fill(plain, 1)", "masked_fill(pla
 bank.hint(
     5,
     "wrong-ratios",
-    "The ratio is the norm of the weights over that of the update: the root of the sum of all squares of the tensor.",
+    "The ratio is the norm of the weights over that of the update. A norm is the root of the sum of all squares of "
+    "the tensor.",
 )
 bank.slip(5, "wrong-ratios", ("torch._foreach_norm(weights)", "torch._foreach_norm(weights, 1)"))
 bank.variant(5, "wrong-ratios", APART, ("w, u = (torch.stack(torch._foreach_norm(one)) for", "w, u = (torch.stack([t.abs().max() for t in one]) for"))  # fmt: skip
 
-bank.hint(5, "upside-down", "The ratio stands upside down: large weights bear long steps.")
+bank.hint(5, "upside-down", "The ratio is upside down: large weights can take long steps.")
 bank.slip(
     5,
     "upside-down",
@@ -97,7 +98,7 @@ bank.variant(5, "upside-down", APART, ("u + decay * w)", "w + decay * u)"), ("co
 bank.hint(
     5,
     "one-ratio-for-all",
-    "All layers have the same ratio. Each has its own, from the norms of its own tensors: that is the point.",
+    "All layers have the same ratio. Each must have its own, from the norms of its own tensors: that is the point.",
 )
 bank.slip(5, "one-ratio-for-all", ("    ratios = coefficient", "    of_weights = of_weights.norm().expand(len(weights))\n    of_updates = of_updates.norm().expand(len(weights))\n    ratios = coefficient"))  # fmt: skip
 bank.variant(5, "one-ratio-for-all", APART, ("    plain =", "    w, u = (torch.linalg.vector_norm(one) * torch.ones(len(one)) for one in (w, u))\n    plain ="))  # fmt: skip
@@ -105,20 +106,21 @@ bank.variant(5, "one-ratio-for-all", APART, ("    plain =", "    w, u = (torch.l
 bank.hint(
     5,
     "wrong-options",
-    "Without decay and coefficient the ratios are right: λ‖w‖ is added to the norm of the update, c multiplies it all.",
+    "Without decay and coefficient the ratios are right. Add λ‖w‖ to the norm of the update; c multiplies the "
+    "whole ratio.",
 )
 bank.slip(5, "wrong-options", ("coefficient * of_weights", "of_weights"))
 bank.slip(5, "wrong-options", ("(of_updates + decay * of_weights)", "of_updates"))
 bank.variant(5, "wrong-options", APART, ("u + decay * w)", "u + decay)"))
 
-bank.hint(5, "norm-of-the-sum", "The denominator is the norm of u + λw. In LARS the two norms are added: ‖u‖ + λ‖w‖.")
+bank.hint(5, "norm-of-the-sum", "Your denominator is the norm of u + λw. In LARS the two norms are added: ‖u‖ + λ‖w‖.")
 bank.slip(5, "norm-of-the-sum", ("torch._foreach_norm(updates)", "torch._foreach_norm(torch._foreach_add(updates, weights, alpha=decay))"), ("(of_updates + decay * of_weights)", "of_updates"))  # fmt: skip
 bank.variant(5, "norm-of-the-sum", APART, ("    plain =", "    u = torch.stack(torch._foreach_norm(torch._foreach_add(updates, weights, alpha=decay)))\n    plain ="), ("u + decay * w)", "u)"))  # fmt: skip
 
 bank.hint(
     5,
     "wrong-zero-ratios",
-    "Where the weights or the update are zero the ratio is 1, without the coefficient; both belong into the condition.",
+    "Where the weights or the update are zero, the ratio is 1, without the coefficient. Both belong in the condition.",
 )
 bank.slip(5, "wrong-zero-ratios", ("(of_weights > 0) & (of_updates > 0)", "of_updates > 0"))
 bank.slip(5, "wrong-zero-ratios", ("ratios, 1.0)", "ratios, coefficient)"))
@@ -129,31 +131,34 @@ bank.slip(5, "wrong-zero-ratios", ("(of_updates + decay * of_weights)", "(of_upd
 bank.variant(5, "wrong-zero-ratios", APART, ("(w == 0) | (u == 0)", "u == 0"))
 bank.variant(5, "wrong-zero-ratios", APART, ("(w == 0) | (u == 0)", "(w == 0) & (u == 0)"))
 
-bank.hint(5, "wrong-lars-plain", "A layer of LARS without decay: b ← μ b + r g, w ← w - α b.")
+bank.hint(5, "wrong-lars-plain", "A layer of LARS without decay is wrong. It should be b ← μ b + r g, w ← w - α b.")
 bank.slip(5, "wrong-lars-plain", ('torch._foreach_mul_(buffers, group["momentum"])\n            torch._foreach_add_(buffers, updates)', 'torch._foreach_lerp_(buffers, updates, 1 - group["momentum"])'))  # fmt: skip
 
 bank.variant(5, "wrong-lars-plain", APART, ("torch._foreach_add_(bs, gs)", 'torch._foreach_add_(bs, gs, alpha=1 - group["momentum"])'))  # fmt: skip
 
-bank.hint(5, "ratio-outside-the-momentum", "The ratio multiplies the momentum. It belongs to this step's gradient, before that is added to the momentum.")  # fmt: skip
+bank.hint(5, "ratio-outside-the-momentum", "Your ratio multiplies the momentum. It must multiply this step's "
+                                           "gradient, before that is added to the momentum.")  # fmt: skip
 bank.slip(5, "ratio-outside-the-momentum", ("                torch._foreach_mul_([updates[k] for k in layers], list(ratios))\n", ""), (
     "            torch._foreach_add_(buffers, updates)\n            torch._foreach_add_(weights, buffers,",
     "            torch._foreach_add_(buffers, updates)\n            updates = torch._foreach_mul(buffers, 1.0)\n            if layers:\n                torch._foreach_mul_([updates[k] for k in layers], list(ratios))\n            torch._foreach_add_(weights, updates,"))  # fmt: skip
 bank.variant(5, "ratio-outside-the-momentum", APART, ("torch._foreach_mul(torch._foreach_add(gs, ws, alpha=group[\"weight_decay\"]), r.unbind())", 'torch._foreach_add(gs, ws, alpha=group["weight_decay"])'), (
     "torch._foreach_add_(ws, bs, alpha=-group[\"lr\"])", 'torch._foreach_add_(ws, torch._foreach_mul(bs, r.unbind()) if matrices else bs, alpha=-group["lr"])'))  # fmt: skip
 
-bank.hint(5, "kernels-exempt", "Kernels of convolutions are layers, too: two dimensions or more, not just two.")
+bank.hint(5, "kernels-exempt", "Convolution kernels are layers too: two dimensions or more, not exactly two.")
 bank.slip(5, "kernels-exempt", ("weight.ndim > 1", "weight.ndim == 2"))
 bank.variant(5, "kernels-exempt", APART, ("(p.dim() > 1)", "(p.dim() == 2)"))
 
-bank.hint(5, "no-coefficient", "LARS takes no notice of its coefficient: it belongs into the ratio.")
+bank.hint(5, "no-coefficient", "Your LARS ignores its coefficient. It belongs in the ratio.")
 bank.slip(5, "no-coefficient", ('*pairs, decay, group["coefficient"]', "*pairs, decay"))
 bank.variant(5, "no-coefficient", APART, (', group["weight_decay"], group["coefficient"])', ', group["weight_decay"])'))
 
-bank.hint(5, "no-ratio-in-lars", "The layers of LARS make plain steps, without their ratios. (_foreach_mul returns new tensors, _foreach_mul_ works in place; a decay of 0 is no exemption.)")  # fmt: skip
+bank.hint(5, "no-ratio-in-lars", "The layers of LARS make plain steps, without their ratios. (_foreach_mul returns "
+                                 "new tensors, _foreach_mul_ works in place; a decay of 0 does not exempt a layer.)")  # fmt: skip
 bank.slip(5, "no-ratio-in-lars", ("torch._foreach_mul_([updates", "torch._foreach_mul([updates"))
 bank.variant(5, "no-ratio-in-lars", APART, ("torch._foreach_mul(torch._foreach_add(gs, ws, alpha=group[\"weight_decay\"]), r.unbind())", 'torch._foreach_add(gs, ws, alpha=group["weight_decay"])'))  # fmt: skip
 
-bank.hint(5, "wrong-lars-decay", "Without decay LARS is right. With it, λw is added to the gradient, r multiplies both, and r has λ in its denominator.")  # fmt: skip
+bank.hint(5, "wrong-lars-decay", "Without decay LARS is right. With it, add λw to the gradient; r multiplies both, "
+                                 "and r has λ in its denominator.")  # fmt: skip
 bank.slip(5, "wrong-lars-decay", ('*pairs, decay, group["coefficient"]', '*pairs, 0.0, group["coefficient"]'))
 bank.slip(5, "wrong-lars-decay", ("[decay * (weight.ndim > 1) for weight in weights]", "[0.0] * len(weights)"))
 bank.variant(5, "wrong-lars-decay", APART, ('trust_ratios(ws, gs, group["weight_decay"],', "trust_ratios(ws, gs, 0.0,"))
@@ -161,12 +166,12 @@ bank.variant(5, "wrong-lars-decay", APART, ('trust_ratios(ws, gs, group["weight_
 bank.hint(
     5,
     "ratio-of-the-sum",
-    "LARS takes the ratio of g + λw and adds λ‖w‖ once more. Hand the gradients themselves to trust_ratios.",
+    "You take the ratio of g + λw and add λ‖w‖ once more. Pass the gradients themselves to trust_ratios.",
 )
 bank.slip(5, "ratio-of-the-sum", ("[gradients[k] for k in layers]", "[updates[k] for k in layers]"))
 bank.variant(5, "ratio-of-the-sum", APART, ("r = trust_ratios(ws, gs,", 'r = trust_ratios(ws, torch._foreach_add(gs, ws, alpha=group["weight_decay"]),'))  # fmt: skip
 
-bank.hint(5, "decay-outside-the-ratio", "The decay is decoupled from the ratio: here λw is added before r multiplies.")
+bank.hint(5, "decay-outside-the-ratio", "You decouple the decay from the ratio. Here λw is added before r multiplies.")
 bank.slip(5, "decay-outside-the-ratio", ("            torch._foreach_add_(updates, gradients)\n", "            updates = torch._foreach_mul(gradients, 1.0)\n"), (
     '            torch._foreach_mul_(buffers, group["momentum"])\n', '            torch._foreach_add_(updates, torch._foreach_mul(weights, [decay * (weight.ndim > 1) for weight in weights]))\n            torch._foreach_mul_(buffers, group["momentum"])\n'))  # fmt: skip
 bank.variant(5, "decay-outside-the-ratio", APART, ('torch._foreach_mul(torch._foreach_add(gs, ws, alpha=group["weight_decay"]), r.unbind())', 'torch._foreach_add(torch._foreach_mul(gs, r.unbind()), ws, alpha=group["weight_decay"])'))  # fmt: skip
@@ -174,13 +179,14 @@ bank.variant(5, "decay-outside-the-ratio", APART, ('torch._foreach_mul(torch._fo
 bank.hint(
     5,
     "wrong-lars-vectors",
-    "LARS treats vectors or scalars otherwise than due: no decay, no ratio, momentum as for all.",
+    "LARS treats vectors or scalars wrongly. They have no decay and no ratio, and the same momentum as all others.",
 )
 bank.slip(5, "wrong-lars-vectors", ("            torch._foreach_add_(weights, buffers,", "            torch._foreach_zero_([buffers[k] for k in range(len(weights)) if k not in layers] or buffers[:0] or [torch.zeros(1)])\n            torch._foreach_add_(weights, buffers,"))  # fmt: skip
 bank.variant(5, "wrong-lars-vectors", APART, ("for matrices in (True, False):", "for matrices in (True,):"))
 
 bank.hint(
-    5, "vectors-adapted", "Vectors and scalars have a ratio here: only what has two dimensions or more is adapted."
+    5, "vectors-adapted", "You give vectors and scalars a ratio. Only parameters with two dimensions or more are "
+                          "adapted."
 )
 bank.slip(5, "vectors-adapted", ("layers = group[\"weight_decay\"], [k for k, weight in enumerate(weights) if weight.ndim > 1]", "layers = group[\"weight_decay\"], list(range(len(weights)))"))  # fmt: skip
 bank.slip(5, "vectors-adapted", ("            layers = [k for k, weight in enumerate(weights) if weight.ndim > 1]\n", "            layers = list(range(len(weights)))\n"))  # fmt: skip
@@ -189,18 +195,19 @@ bank.slip(5, "vectors-adapted", ("            layers = [k for k, weight in enume
     '[group["weight_decay"] * (weight.ndim > 1) for weight in weights]', 'group["weight_decay"]'))  # fmt: skip
 bank.variant(5, "vectors-adapted", APART, ("if w.dim() > 1]", "]"))
 
-bank.hint(5, "vectors-decay", "Vectors or scalars decay: biases and gains of norms are exempt.")
+bank.hint(5, "vectors-decay", "Vectors or scalars decay. Biases and gains of norms must be exempt.")
 bank.slip(5, "vectors-decay", ("[decay * (weight.ndim > 1) for weight in weights]", "decay"))
 bank.slip(
     5, "vectors-decay", ('[group["weight_decay"] * (weight.ndim > 1) for weight in weights]', 'group["weight_decay"]')
 )
 bank.variant(5, "vectors-decay", APART, ("                gs = [p.grad for p in ws]\n", "                gs = [p.grad for p in ws]\n                if not matrices:\n                    gs = torch._foreach_add(gs, ws, alpha=group[\"weight_decay\"])\n"))  # fmt: skip
 
-bank.hint(5, "wrong-lars-zeros", "With weights or a gradient of zero LARS goes another way: r is 1 there.")
+bank.hint(5, "wrong-lars-zeros", "With weights or a gradient of zero, LARS is wrong: r is 1 there.")
 bank.slip(5, "wrong-lars-zeros", ("list(ratios))\n            torch._foreach_mul_(buffers", "list(torch.where(ratios == 1, 0 * ratios, ratios)))\n            torch._foreach_mul_(buffers"))  # fmt: skip
 bank.variant(5, "wrong-lars-zeros", APART, ("r.unbind())", "[one * (one != 1) for one in r])"))
 
-bank.hint(5, "wrong-lars-groups", "With one group LARS was right. With several, each has its own options; rates change; a parameter may have no gradient.")  # fmt: skip
+bank.hint(5, "wrong-lars-groups", "With one group LARS was right, with several it is not. Each group has its own "
+                                  "options, rates change, and a parameter may have no gradient.")  # fmt: skip
 bank.slip(
     5,
     "wrong-lars-groups",
@@ -208,17 +215,20 @@ bank.slip(
 )
 bank.variant(5, "wrong-lars-groups", APART, ('bs, group["momentum"]', 'bs, self.param_groups[0]["momentum"]'))
 
-bank.hint(5, "rate-in-the-momentum", "The rate is inside of the momentum: when it changes, the old one goes on working. It multiplies the momentum outside.")  # fmt: skip
+bank.hint(5, "rate-in-the-momentum", "You put the rate inside the momentum: when the rate changes, the old one "
+                                     "keeps working. Multiply the momentum by it outside.")  # fmt: skip
 bank.slip(5, "rate-in-the-momentum", ("torch._foreach_add_(buffers, updates)", 'torch._foreach_add_(buffers, updates, alpha=group["lr"])'), ('torch._foreach_add_(weights, buffers, alpha=-group["lr"])', "torch._foreach_sub_(weights, buffers)"))  # fmt: skip
 bank.variant(5, "rate-in-the-momentum", APART, ("torch._foreach_add_(bs, gs)", 'torch._foreach_sub_(bs, gs, alpha=group["lr"])'), ('torch._foreach_add_(ws, bs, alpha=-group["lr"])', "torch._foreach_add_(ws, bs)"))  # fmt: skip
 
-bank.hint(5, "wrong-lamb-plain", "A layer of LAMB without decay: AdamW's update, times ‖w‖ over its own norm.")
+bank.hint(5, "wrong-lamb-plain", "A layer of LAMB without decay is wrong: take AdamW's update, times ‖w‖ over the "
+                                 "update's own norm.")
 bank.slip(5, "wrong-lamb-plain", ("torch._foreach_add_(weights, updates, alpha", "torch._foreach_add_(updates, means)\n            torch._foreach_add_(weights, updates, alpha"))  # fmt: skip
 bank.slip(5, "wrong-lars-plain", ("torch._foreach_mul_([updates[k] for k in layers], list(ratios))", "torch._foreach_mul_([updates[k] for k in layers], ratios[0])"))
 bank.slip(5, "wrong-lamb-plain", ("trust_ratios([weights[k] for k in layers], adapted)", "trust_ratios([weights[k] for k in layers], adapted, 0.0, 0.001)"))
 bank.variant(5, "wrong-lamb-plain", APART, ("torch._foreach_sqrt_(below)\n", "torch._foreach_mul_(below, below)\n"))
 
-bank.hint(5, "not-corrected", "In LAMB the averages are not corrected by 1 - βᵗ. The norm hides a common factor of m, not that of v beside ε, nor that of decay or vectors.")  # fmt: skip
+bank.hint(5, "not-corrected", "In LAMB you don't correct the averages by 1 - βᵗ. The norm cancels a common factor "
+                              "of m, but not that of v next to ε, nor does it for decay or for vectors.")  # fmt: skip
 bank.slip(5, "not-corrected", ("[math.sqrt(1 - beta2**step) for step in steps]", "[1.0] * len(steps)"), ("root / (1 - beta1**step)", "root"))  # fmt: skip
 bank.slip(5, "not-corrected", ("root / (1 - beta1**step)", "root"))
 bank.slip(5, "not-corrected", ("[math.sqrt(1 - beta2**step) for step in steps]", "[1.0] * len(steps)"))
@@ -228,14 +238,14 @@ bank.hint(5, "no-ratio-in-lamb", "The layers of LAMB make AdamW's steps, without
 bank.slip(5, "no-ratio-in-lamb", ("torch._foreach_mul_(adapted, list", "torch._foreach_mul(adapted, list"))
 bank.variant(5, "no-ratio-in-lamb", APART, ("                torch._foreach_mul_(them, list(rs))\n", ""))
 
-bank.hint(5, "ratio-of-the-gradient", "LAMB's ratio is that of its own update, not of the gradient.")
+bank.hint(5, "ratio-of-the-gradient", "LAMB's ratio uses its own update, not the gradient.")
 bank.slip(5, "ratio-of-the-gradient", ("trust_ratios([weights[k] for k in layers], adapted)", "trust_ratios([weights[k] for k in layers], [gradients[k] for k in layers])"))  # fmt: skip
 bank.variant(5, "ratio-of-the-gradient", APART, ("rs = trust_ratios([w for _, w in pairs], them)", "rs = trust_ratios([w for _, w in pairs], [w.grad for _, w in pairs])"))  # fmt: skip
 
 bank.hint(
     5,
     "wrong-lamb-decay",
-    "Without decay LAMB is right. With it, λw is a part of the update u, and of the norm in its ratio.",
+    "Without decay LAMB is right. With it, λw is part of the update u, and of the norm in its ratio.",
 )
 bank.slip(5, "wrong-lamb-decay", ('[group["weight_decay"] * (weight.ndim > 1) for weight in weights]', "0.0"))
 bank.variant(
@@ -246,7 +256,7 @@ bank.variant(
 )
 
 bank.hint(
-    5, "lamb-decay-twice", "LAMB's update has the decay in it. trust_ratios needs none here, or λ‖w‖ counts twice."
+    5, "lamb-decay-twice", "LAMB's update already contains the decay. Pass none to trust_ratios, or λ‖w‖ counts twice."
 )
 bank.slip(5, "lamb-decay-twice", ("for k in layers], adapted)", 'for k in layers], adapted, group["weight_decay"])'))
 bank.variant(
@@ -256,7 +266,8 @@ bank.variant(
     ("for _, w in pairs], them)", 'for _, w in pairs], them, decay=group["weight_decay"])'),
 )
 
-bank.hint(5, "ratio-before-the-decay", "LAMB's ratio is taken before λw is added to the update: its norm counts, too.")
+bank.hint(5, "ratio-before-the-decay", "You take LAMB's ratio before λw is added to the update. The norm of the "
+                                       "sum counts.")
 bank.slip(
     5,
     "ratio-before-the-decay",
@@ -264,27 +275,31 @@ bank.slip(
 )
 bank.variant(5, "ratio-before-the-decay", APART, ("                torch._foreach_add_(them, [w for _, w in pairs], alpha=group[\"weight_decay\"])\n                rs = trust_ratios([w for _, w in pairs], them)\n", '                rs = trust_ratios([w for _, w in pairs], them)\n                torch._foreach_add_(them, [w for _, w in pairs], alpha=group["weight_decay"])\n'))  # fmt: skip
 
-bank.hint(5, "lamb-decay-decoupled", "LAMB's decay is taken from the weights beside the update, as in AdamW. Here λw is a part of the update, and r multiplies it.")  # fmt: skip
+bank.hint(5, "lamb-decay-decoupled", "You apply LAMB's decay to the weights outside the update, as in AdamW. Here "
+                                     "λw is part of the update, and r multiplies it.")  # fmt: skip
 bank.slip(5, "lamb-decay-decoupled", ('[group["weight_decay"] * (weight.ndim > 1) for weight in weights]', "0.0"), (
     "            torch._foreach_add_(weights, updates, alpha", '            torch._foreach_mul_([weights[k] for k in layers], 1 - group["lr"] * group["weight_decay"])\n            torch._foreach_add_(weights, updates, alpha'))  # fmt: skip
 bank.variant(5, "lamb-decay-decoupled", APART, ('torch._foreach_add_(them, [w for _, w in pairs], alpha=group["weight_decay"])', "pass"), (
     "                torch._foreach_mul_(them, list(rs))\n", '                torch._foreach_mul_(them, list(rs))\n                torch._foreach_add_(them, [w for _, w in pairs], alpha=group["weight_decay"])\n'))  # fmt: skip
 
 bank.hint(
-    5, "wrong-lamb-vectors", "LAMB treats vectors or scalars otherwise than due: no decay, no ratio, AdamW's step."
+    5, "wrong-lamb-vectors", "LAMB treats vectors or scalars wrongly. They have no decay and no ratio, only "
+                             "AdamW's step."
 )
 bank.slip(5, "wrong-lamb-vectors", ('torch._foreach_add_(weights, updates, alpha=-group["lr"])', 'torch._foreach_add_([weights[k] for k in layers] or weights[:1], [updates[k] for k in layers] or updates[:1], alpha=-group["lr"])'))  # fmt: skip
 bank.variant(5, "wrong-lamb-vectors", APART, ('torch._foreach_add_(ws, us, alpha=-group["lr"])', 'torch._foreach_add_(ws, [u * (u.dim() > 1) for u in us], alpha=-group["lr"])'))  # fmt: skip
 
-bank.hint(5, "wrong-lamb-zeros", "With weights or updates of zero LAMB goes another way: r is 1 there.")
+bank.hint(5, "wrong-lamb-zeros", "With weights or updates of zero, LAMB is wrong: r is 1 there.")
 bank.slip(5, "wrong-lamb-zeros", ("list(trust_ratios([weights[k] for k in layers], adapted))", "[one * (one != 1) for one in trust_ratios([weights[k] for k in layers], adapted)]"))  # fmt: skip
 bank.variant(5, "wrong-lamb-zeros", APART, ("list(rs)", "[one * (one != 1) for one in rs]"))
 
-bank.hint(5, "wrong-lamb-groups", "With one group LAMB was right. With several, each has its own options; rates change; a parameter may have no gradient.")  # fmt: skip
+bank.hint(5, "wrong-lamb-groups", "With one group LAMB was right, with several it is not. Each group has its own "
+                                  "options, rates change, and a parameter may have no gradient.")  # fmt: skip
 bank.slip(5, "wrong-lamb-groups", ('[group["eps"] * root', '[self.param_groups[0]["eps"] * root'))
 bank.variant(5, "wrong-lamb-groups", APART, ('below, group["eps"]', 'below, self.param_groups[0]["eps"]'))
 
-bank.hint(5, "one-count", "All parameters have one count of steps. One that had no gradient for some steps has taken fewer: its averages are corrected by its own count.")  # fmt: skip
+bank.hint(5, "one-count", "All parameters share one step count. A parameter that had no gradient for some steps "
+                          "has taken fewer: correct its averages by its own count.")  # fmt: skip
 bank.slip(5, "one-count", ("            roots = [", '            group["t"] = group.get("t", 0) + 1\n            steps = [group["t"]] * len(weights)\n            roots = ['))  # fmt: skip
 bank.slip(
     5, "one-count", ("            roots = [", "            steps = steps[:1] * len(weights)\n            roots = [")
@@ -301,11 +316,12 @@ bank.slip(
 )
 bank.slip(5, "hidden-sync", ("    ratios = coefficient", "    if not bool((of_weights > 0).all()):\n        return torch.tensor([coefficient * w / (u + decay * w) if w * u > 0 else 1.0 for w, u in zip(of_weights, of_updates)])\n    ratios = coefficient"))  # fmt: skip
 
-bank.hint(5, "eps-inside", "In LAMB, ε stands under the root. As in AdamW, it is added to the root.")
+bank.hint(5, "eps-inside", "In LAMB, you add ε under the root. As in AdamW, add it to the root.")
 bank.slip(5, "eps-inside", ("            below = torch._foreach_sqrt(squares)\n", "            below = torch._foreach_mul(squares, 1.0)\n"), ('[group["eps"] * root for root in roots])', '[group["eps"] * root**2 for root in roots])\n            torch._foreach_sqrt_(below)'))  # fmt: skip
 bank.variant(5, "eps-inside", APART, ('            torch._foreach_sqrt_(below)\n            torch._foreach_add_(below, group["eps"])\n', '            torch._foreach_add_(below, group["eps"])\n            torch._foreach_sqrt_(below)\n'))  # fmt: skip
 
-bank.hint(5, "ratio-capped", "A ratio is cut at a bound, such as 1 or 10. Here it has none: a layer with large weights and a small update makes a long step.")  # fmt: skip
+bank.hint(5, "ratio-capped", "You cap the ratio at a bound, such as 1 or 10. Here it has none: a layer with large "
+                             "weights and a small update makes a long step.")  # fmt: skip
 for most in ("1.0", "10.0"):
     bank.slip(5, "ratio-capped", ("ratios, 1.0)", f"ratios, 1.0).clamp(max={most})"))
 bank.slip(5, "ratio-capped", ("list(ratios))", "list(ratios.clamp(max=1.0)))"))
@@ -314,18 +330,20 @@ bank.variant(5, "ratio-capped", APART, ("r.unbind())", "[one.clamp(max=1) for on
 bank.slip(5, "ratio-capped", ("list(trust_ratios([weights[k] for k in layers], adapted))", "list(trust_ratios([weights[k] for k in layers], adapted).clamp(max=1))"))  # fmt: skip
 bank.variant(5, "ratio-capped", APART, ("list(rs)", "list(rs.clamp(max=1.0))"))
 
-bank.hint(5, "rate-twice", "The rate multiplies LAMB's step twice: with the ratio, and once more in the last line, where it is given.")
+bank.hint(5, "rate-twice", "The rate multiplies LAMB's step twice: with the ratio, and once more in the given last "
+                           "line.")
 bank.slip(5, "rate-twice", ("list(trust_ratios([weights[k] for k in layers], adapted))", "list(group['lr'] * trust_ratios([weights[k] for k in layers], adapted))"))  # fmt: skip
 bank.variant(5, "rate-twice", APART, ("list(rs)", "list(rs * group['lr'])"))
 
 bank.slip(5, "ratio-capped", ("list(trust_ratios([weights[k] for k in layers], adapted))", "list(trust_ratios([weights[k] for k in layers], adapted).clamp(max=10))"))  # fmt: skip
 bank.variant(5, "ratio-capped", APART, ("list(rs)", "list(rs.clamp(0.01, 10.0))"))
 
-bank.hint(5, "norm-capped", "A norm of the weights is held at 10 at most. The ratio takes it as it is.")
+bank.hint(5, "norm-capped", "You cap a norm of the weights at 10. The ratio uses the norm as it is.")
 bank.slip(5, "norm-capped", ("coefficient * of_weights /", "coefficient * of_weights.clamp(max=10) /"))
 bank.variant(5, "norm-capped", APART, ("(coefficient * w /", "(coefficient * w.clamp(max=10.0) /"))
 
-bank.hint(5, "other-places", "The ratios multiply the first updates of the list, not those at the places in `layers`.")
+bank.hint(5, "other-places", "Your ratios multiply the first updates of the list, not those at the positions in "
+                             "`layers`.")
 bank.slip(
     5,
     "other-places",

@@ -43,12 +43,13 @@ bank.text(6, None, PLAIN.replace("y.square().sum((1, 2), keepdim=True).sqrt() + 
     "a * y + torch.bmm(b * gram + c * torch.bmm(gram, gram), y)", "a * y + b * (gram @ y) + c * (gram @ (gram @ y))"))  # fmt: skip
 bank.slip(6, None, ("0.2 * max(shape) ** 0.5 * rate)", "rate * 0.2 * math.sqrt(max(*shape)))"))
 
-bank.hint(6, "orthogonal-form", "Matrices of the same shape and dtype are due, (n, rows, columns).")
+bank.hint(6, "orthogonal-form", "Return matrices of the same shape and dtype, (n, rows, columns).")
 bank.slip(6, "orthogonal-form", ("return x.mT if tall else x", "return (x.mT if tall else x)[0]"))
 bank.slip(6, "orthogonal-form", ("    x = x / torch", "    x = x.float()\n    x = x / torch"))
 bank.variant(6, "orthogonal-form", PLAIN, ("if turned else y\n\n", "if turned else list(y)\n\n"))
 
-bank.hint(6, "wrong-orthogonal", "The iteration is X ← a X + b A X + c A² X with a, b, c = 3.4445, -4.775, 2.0315, and A = X Xᵀ of each matrix on its own, from X₀ = M / ‖M‖. {round}")  # fmt: skip
+bank.hint(6, "wrong-orthogonal", "The iteration is X ← a X + b A X + c A² X with a, b, c = 3.4445, -4.775, 2.0315, "
+                                 "and A = X Xᵀ for each matrix separately, from X₀ = M / ‖M‖. {round}")  # fmt: skip
 bank.slip(6, "wrong-orthogonal", ("a, b, c = 3.4445, -4.7750, 2.0315", "a, b, c = 1.5, -0.5, 0.0"))
 bank.slip(6, "wrong-orthogonal", ("range(steps)", "range(steps - 1)"))
 bank.slip(6, "wrong-orthogonal", ("beta=b, alpha=c", "beta=c, alpha=b"), variant=True)
@@ -56,17 +57,19 @@ bank.slip(6, "wrong-orthogonal", ("squares, squares, squares, beta", "squares, s
 bank.slip(6, "wrong-orthogonal", ("squares = x @ x.mT", "squares = matrices @ matrices.mT"), variant=True)
 bank.variant(6, "wrong-orthogonal", PLAIN, ("range(steps)", "range(steps + 1)"))
 
-bank.hint(6, "one-norm-for-all", "All matrices of the batch are divided by one norm: small ones stay small. Each has its own: dim=(-2, -1), keepdim=True.")  # fmt: skip
+bank.hint(6, "one-norm-for-all", "You divide all matrices of the batch by one norm, so small ones stay small. Each "
+                                 "has its own: dim=(-2, -1), keepdim=True.")  # fmt: skip
 bank.slip(6, "one-norm-for-all", (", dim=(-2, -1), keepdim=True", ""))
 bank.variant(6, "one-norm-for-all", PLAIN, ("sum((1, 2), keepdim=True)", "sum()"))
 
 bank.hint(
-    6, "norm-of-rows", "Each row is divided by its own norm. Frobenius's norm is over rows and columns of a matrix."
+    6, "norm-of-rows", "You divide each row by its own norm. The Frobenius norm is over the rows and columns of a "
+                       "matrix."
 )
 bank.slip(6, "norm-of-rows", ("dim=(-2, -1)", "dim=-1"))
 bank.variant(6, "norm-of-rows", PLAIN, ("sum((1, 2), keepdim=True)", "sum(2, keepdim=True)"))
 
-bank.hint(6, "not-divided", "The iteration works for singular values up to 1: divide each matrix by its norm first.")
+bank.hint(6, "not-divided", "The iteration works for singular values up to 1. Divide each matrix by its norm first.")
 bank.slip(
     6, "not-divided", ("    x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=1e-7)\n", "")
 )
@@ -75,7 +78,8 @@ bank.variant(6, "not-divided", PLAIN, ("    y = y / (y.square().sum((1, 2), keep
 bank.hint(
     6,
     "decomposed",
-    "This decomposes the matrices (an SVD, or their largest singular value), which is far too slow for a step. Rounds of the iteration are due: products of matrices only.",
+    "You decompose the matrices (an SVD, or their largest singular value), which is far too slow for a step. Use "
+    "rounds of the iteration: only products of matrices.",
 )
 SVD = (
     "    u, s, v = torch.linalg.svd({x}, full_matrices=False)\n    {x} = torch.where(s[:, :1, None] > 0, u @ v, 0.0)\n"
@@ -90,24 +94,24 @@ bank.variant(
 bank.hint(
     6,
     "input-changed",
-    "The matrices that were handed over have changed: they are the momentum. Divide into a new tensor.",
+    "You changed the matrices that were passed in. They are the momentum: divide into a new tensor.",
 )
 bank.slip(6, "input-changed", ("x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=1e-7)", "x.div_(torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=1e-7))"))  # fmt: skip
 bank.variant(6, "input-changed", PLAIN, ("y = y / (y.square().sum((1, 2), keepdim=True).sqrt() + 1e-12)", "y /= y.square().sum((1, 2), keepdim=True).sqrt() + 1e-12"))  # fmt: skip
 
-bank.hint(6, "not-turned-back", "Of tall matrices the transpose comes back. Transpose once more at the end.")
+bank.hint(6, "not-turned-back", "For tall matrices you return the transpose. Transpose once more at the end.")
 bank.slip(6, "not-turned-back", ("return x.mT if tall else x", "return x"))
 bank.variant(6, "not-turned-back", PLAIN, ("y.transpose(1, 2).contiguous() if turned else y\n", "y\n"))
 
-bank.hint(6, "rounds-ignored", "steps says how many rounds: with 3 the result is not that of three.")
+bank.hint(6, "rounds-ignored", "steps is the number of rounds. With 3, the result is not that of three rounds.")
 bank.slip(6, "rounds-ignored", ("range(steps)", "range(5)"))
 bank.variant(6, "rounds-ignored", PLAIN, ("range(steps)", "range(5)"))
 
-bank.hint(6, "wrong-zeros", "A matrix of zeros stays zero: 0 / 0 is NaN, so keep the norm above a small number.")
+bank.hint(6, "wrong-zeros", "A matrix of zeros must stay zero, but 0 / 0 is NaN. Keep the norm above a small number.")
 bank.slip(6, "wrong-zeros", (".clamp(min=1e-7)", ""))
 bank.variant(6, "wrong-zeros", PLAIN, (" + 1e-12)", ")"))
 
-bank.hint(6, "other-dtype", "It computes in another dtype than it is given: {got}, due are {expected}.")
+bank.hint(6, "other-dtype", "You compute in another dtype than that of the input: {got} instead of {expected}.")
 bank.slip(
     6,
     "other-dtype",
@@ -115,11 +119,13 @@ bank.slip(
 )
 bank.variant(6, "other-dtype", PLAIN, ("    turned = ", "    matrices = matrices.to(torch.promote_types(matrices.dtype, torch.float32))\n    turned = "))  # fmt: skip
 
-bank.hint(6, "long-side", "The products take {times} times the multiplications that are needed. A = X Xᵀ of a wide X is the small square, and tall ones are transposed first; Xᵀ X is the large one.")  # fmt: skip
+bank.hint(6, "long-side", "Your products take {times} times the multiplications that are needed. For a wide X, A = "
+                          "X Xᵀ is the small square and Xᵀ X the large one. Transpose tall matrices first.")  # fmt: skip
 bank.slip(6, "long-side", ("tall = matrices.shape[-2] > matrices.shape[-1]", "tall = False"))
 bank.variant(6, "long-side", PLAIN, ("turned = matrices.size(1) > matrices.size(2)", "turned = False"))
 
-bank.hint(6, "one-by-one", "Four matrices take {many} operators, one takes {few}: work on all at once. Products of (n, …) tensors are batched.")  # fmt: skip
+bank.hint(6, "one-by-one", "Four matrices take {many} operators, one takes {few}. Work on all of them at once: "
+                           "products of (n, …) tensors are batched.")  # fmt: skip
 bank.text(6, "one-by-one", PLAIN.replace("def orthogonalise(", "def each(").replace("class Muon", "def orthogonalise(matrices, steps=5):\n    return torch.cat([each(one[None], steps) for one in matrices])\n\nclass Muon"))  # fmt: skip
 bank.slip(
     6, "one-by-one", ("        squares = x @ x.mT\n", "        squares = torch.stack([one @ one.mT for one in x])\n")
@@ -137,52 +143,56 @@ bank.slip(
 )
 bank.variant(6, "wrong-muon", PLAIN, ("orthogonalise(ahead)", "orthogonalise(ahead, 4)"))
 
-bank.hint(6, "no-nesterov", "The momentum itself is made orthogonal. One step ahead is due: (1 - μ) g + μ B.")
+bank.hint(6, "no-nesterov", "You orthogonalise the momentum itself. Look one step ahead: (1 - μ) g + μ B.")
 bank.slip(6, "no-nesterov", ("ahead = torch._foreach_lerp(gradients, means, momentum)", "ahead = means"))
 bank.variant(6, "no-nesterov", PLAIN, ('torch._foreach_add(gs, sums, alpha=group["momentum"])', "sums"))
 
-bank.hint(6, "shares-exchanged", "μ and 1 - μ are exchanged: B keeps μ of the old, and the step ahead takes μ of B. lerp's weight is that of its second argument.")  # fmt: skip
+bank.hint(6, "shares-exchanged", "You have swapped μ and 1 - μ: B keeps μ of the old, and the step ahead takes μ "
+                                 "of B. lerp's weight is that of its second argument.")  # fmt: skip
 bank.slip(6, "shares-exchanged", ("(means, gradients, 1 - momentum)", "(means, gradients, momentum)"))
 bank.slip(6, "shares-exchanged", ("(gradients, means, momentum)", "(gradients, means, 1 - momentum)"))
 bank.slip(6, "shares-exchanged", ("(means, gradients, 1 - momentum)", "(means, gradients, momentum)"), ("(gradients, means, momentum)", "(gradients, means, 1 - momentum)"))  # fmt: skip
 bank.variant(6, "shares-exchanged", PLAIN, ('alpha=group["momentum"])).to', 'alpha=1 - group["momentum"])).to'), (  # (1 - μ) B, and μ g
     "torch._foreach_add_(sums, gs)", "torch._foreach_add_(sums, gs, alpha=1 - group['momentum'])"), ("torch._foreach_add(gs, sums,", "torch._foreach_add(torch._foreach_mul(gs, group['momentum']), sums,"))  # fmt: skip
 
-bank.hint(6, "sum-and-mean", "B is a sum in one formula and a mean in the other. As a mean it gets (1 - μ) g, and so does the step ahead.")  # fmt: skip
+bank.hint(6, "sum-and-mean", "B is a sum in one of your formulas and a mean in the other. As a mean it gets (1 - "
+                             "μ) g, and so does the step ahead.")  # fmt: skip
 bank.slip(6, "sum-and-mean", ("            torch._foreach_lerp_(means, gradients, 1 - momentum)\n", "            torch._foreach_mul_(means, momentum)\n            torch._foreach_add_(means, gradients)\n"))  # fmt: skip
 bank.slip(6, "sum-and-mean", ("torch._foreach_lerp(gradients, means, momentum)", "torch._foreach_add(gradients, means, alpha=momentum)"))  # fmt: skip
 bank.variant(6, "sum-and-mean", PLAIN, ("torch._foreach_add_(sums, gs)", "torch._foreach_add_(sums, gs, alpha=1 - group['momentum'])"))  # fmt: skip
 
-bank.hint(6, "no-momentum", "The gradient itself is made orthogonal: where is the momentum?")
+bank.hint(6, "no-momentum", "You orthogonalise the gradient itself: where is the momentum?")
 bank.slip(6, "no-momentum", ("ahead = torch._foreach_lerp(gradients, means, momentum)", "ahead = gradients"))
 bank.variant(6, "no-momentum", PLAIN, ('torch._foreach_add(gs, sums, alpha=group["momentum"])', "gs"))
 
-bank.hint(6, "not-orthogonal", "The momentum itself is subtracted: orthogonalise it.")
+bank.hint(6, "not-orthogonal", "You subtract the momentum itself. Orthogonalise it first.")
 bank.slip(6, "not-orthogonal", ("orthogonalise(stacked)", "stacked"))
 bank.variant(6, "not-orthogonal", PLAIN, ("orthogonalise(ahead)", "(ahead * (1 - group['momentum']))"))
 
-bank.hint(6, "no-scale", "The update is not multiplied by 0.2 √max(rows, columns).")
+bank.hint(6, "no-scale", "You don't multiply the update by 0.2 √max(rows, columns).")
 bank.slip(6, "no-scale", ("-0.2 * max(shape) ** 0.5 * rate", "-rate"))
 bank.variant(6, "no-scale", PLAIN, (" * (0.2 * max(shape) ** 0.5)", ""))
 
 bank.hint(
     6,
     "other-scale",
-    "The update is multiplied by √max(1, rows / columns), Muon's first scale. 0.2 √max(rows, columns) is due.",
+    "You multiply the update by √max(1, rows / columns), Muon's original scale. Here it is 0.2 √max(rows, columns).",
 )
 bank.slip(6, "other-scale", ("-0.2 * max(shape) ** 0.5 * rate", "-(max(1, shape[0] / shape[1]) ** 0.5) * rate"))
 bank.slip(6, "other-scale", ("-0.2 * max(shape) ** 0.5 * rate", "-((shape[0] / shape[1]) ** 0.5) * rate"))
 bank.variant(6, "other-scale", PLAIN, ("(0.2 * max(shape) ** 0.5)", "max(1, shape[0] / shape[1]) ** 0.5"))
 
-bank.hint(6, "wrong-sizes", "One tall matrix was right. With several shapes, or with decay, it is not: each gets its own update, and √max(rows, columns) is its own.")  # fmt: skip
+bank.hint(6, "wrong-sizes", "One tall matrix was right, but several shapes, or decay, are not. Each matrix has its "
+                            "own update, and its own √max(rows, columns).")  # fmt: skip
 bank.slip(6, "wrong-sizes", ("max(shape)", "shape[0]"))
 bank.slip(6, "wrong-sizes", ("updates = orthogonalise(stacked).to(weights[places[0]].dtype).unbind()", "updates = orthogonalise(stacked).to(weights[places[0]].dtype).unbind()[::-1]"))  # fmt: skip
-bank.hint(6, "number-as-side", "The scale is taken of the stack, in which the number of matrices counts as a side: 0.2 √max(rows, columns) is due.")
+bank.hint(6, "number-as-side", "You take the scale from the stack, so the number of matrices counts as a side. Use "
+                               "0.2 √max(rows, columns).")
 bank.slip(6, "number-as-side", ("max(shape)", "max(stacked.shape)"))
 bank.variant(6, "number-as-side", PLAIN, ("max(shape)", "max(ahead.shape)"))
 bank.variant(6, "wrong-sizes", PLAIN, ("max(shape)", "shape[0]"))
 
-bank.hint(6, "shorter-side", "The scale is of the shorter side: 0.2 √max(rows, columns) is due.")
+bank.hint(6, "shorter-side", "You take the scale from the shorter side. Use 0.2 √max(rows, columns).")
 bank.slip(6, "shorter-side", ("max(shape)", "shape[1]"))
 bank.variant(6, "shorter-side", PLAIN, ("max(shape)", "min(shape)"))
 
@@ -190,7 +200,8 @@ bank.hint(6, "no-decay", "The weights do not decay.")
 bank.slip(6, "no-decay", ('torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])', "pass"))
 bank.variant(6, "no-decay", PLAIN, ('torch._foreach_mul_(same, 1 - group["lr"] * group["weight_decay"])', "pass"))
 
-bank.hint(6, "decay-in-the-gradient", "The decay is added to the gradient, and becomes a part of what is made orthogonal. Decoupled, it shrinks the weights beside.")  # fmt: skip
+bank.hint(6, "decay-in-the-gradient", "You add the decay to the gradient, so it becomes part of the matrix that is "
+                                      "made orthogonal. Decoupled decay shrinks the weights separately.")  # fmt: skip
 bank.slip(6, "decay-in-the-gradient", ("            torch._foreach_lerp_(means", '            gradients = torch._foreach_add(gradients, weights, alpha=group["weight_decay"])\n            torch._foreach_lerp_(means'), (
     'torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])', "pass"))  # fmt: skip
 bank.variant(6, "decay-in-the-gradient", PLAIN, ("[w.grad for w in same]", '[w.grad + group["weight_decay"] * w for w in same]'), (
@@ -199,24 +210,26 @@ bank.variant(6, "decay-in-the-gradient", PLAIN, ("[w.grad for w in same]", '[w.g
 bank.hint(
     6,
     "decay-after",
-    "The step has been made when the weights decay, and so the step decays, too. Shrink them before it.",
+    "You shrink the weights after the step, so the step decays too. Shrink them before it.",
 )
 bank.slip(6, "decay-after", ('            torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])\n', ""), ("updates, alpha=-0.2 * max(shape) ** 0.5 * rate)\n", 'updates, alpha=-0.2 * max(shape) ** 0.5 * rate)\n            torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])\n'))  # fmt: skip
 bank.variant(6, "decay-after", PLAIN, ('                torch._foreach_mul_(same, 1 - group["lr"] * group["weight_decay"])\n', ""), (
     'list(update), alpha=-group["lr"])\n', 'list(update), alpha=-group["lr"])\n                torch._foreach_mul_(same, 1 - group["lr"] * group["weight_decay"])\n'))  # fmt: skip
 
-bank.hint(6, "decay-without-rate", "The decay is αλw: without the rate α it is far larger, and no schedule lowers it.")
+bank.hint(6, "decay-without-rate", "The decay is αλw. Without the rate α it is far too large, and no schedule "
+                                   "lowers it.")
 bank.slip(6, "decay-without-rate", ('1 - rate * group["weight_decay"]', '1 - group["weight_decay"]'))
 bank.variant(6, "decay-without-rate", PLAIN, ('1 - group["lr"] * group["weight_decay"]', '1 - group["weight_decay"]'))
 
-bank.hint(6, "wrong-groups", "With one group all was right. With several, each has its own options; rates change from step to step; a parameter may have no gradient.")  # fmt: skip
+bank.hint(6, "wrong-groups", "With one group everything was right, with several it is not. Each group has its own "
+                             "options, rates change from step to step, and a parameter may have no gradient.")  # fmt: skip
 bank.slip(6, "wrong-groups", ('group["lr"], group["momentum"]', 'group["lr"], self.param_groups[0]["momentum"]'))
 bank.slip(6, "wrong-groups", ('= group["lr"], group["momentum"]', '= self.defaults["lr"], group["momentum"]'))
 bank.variant(6, "wrong-groups", PLAIN, ('1 - group["lr"] * group["weight_decay"]', '1 - group["lr"] * self.param_groups[0]["weight_decay"]'))  # fmt: skip
 
 bank.slip(6, "not-resumed", ("            torch._foreach_lerp_(means", '            self.kept = getattr(self, "kept", {})\n            means = [self.kept.setdefault(id(w), torch.zeros_like(w)) for w in weights]\n            torch._foreach_lerp_(means'))  # fmt: skip
 
-bank.hint(6, "dtype-ignored", "The group asks for {asked}, and there are products in {got}.")
+bank.hint(6, "dtype-ignored", "The group asks for {asked}, but some of your products are in {got}.")
 bank.slip(6, "dtype-ignored", ('.to(group["dtype"])\n', ".to(torch.float64)\n"))
 bank.variant(
     6, "dtype-ignored", PLAIN, ('alpha=group["momentum"])).to(group["dtype"])', 'alpha=group["momentum"])).double()')
@@ -227,7 +240,7 @@ bank.slip(6, "gradients-changed", ("ahead = torch._foreach_lerp(gradients, means
 bank.slip(6, "an-operator-each", ("            for shape, places in shapes.items():\n", "            for shape, places in [(shape, [k]) for shape, several in shapes.items() for k in several]:\n"))  # fmt: skip
 bank.slip(6, "weights-moved", ("torch._foreach_add_([weights[k] for k in places], updates, alpha=-0.2 * max(shape) ** 0.5 * rate)", "for k, update in zip(places, updates):\n                    weights[k].data = weights[k] - 0.2 * max(shape) ** 0.5 * rate * update"))  # fmt: skip
 
-bank.hint(6, "uphill", "The weights go along the update, uphill: it is subtracted.")
+bank.hint(6, "uphill", "The weights move along the update, uphill. Subtract it.")
 bank.slip(6, "uphill", ("alpha=-0.2 *", "alpha=0.2 *"))
 bank.variant(
     6,
@@ -239,13 +252,14 @@ bank.variant(
 bank.hint(
     6,
     "only-divided",
-    "The matrices are divided by their norms and nothing else: the rounds are missing, or their result is not kept.",
+    "You divide the matrices by their norms and do nothing else: the rounds are missing, or you don't keep their "
+    "result.",
 )
 bank.slip(6, "only-divided", ("        x = torch.baddbmm(x, torch", "        torch.baddbmm(x, torch"))
 bank.variant(6, "only-divided", PLAIN, ("range(steps)", "range(0)"))
 bank.slip(6, "other-dtype", ("x = x / torch", "x = x.float() / torch"))
 bank.slip(6, "other-dtype", ("x = x / torch", "x = x.bfloat16() / torch"), ("return x.mT if tall else x", "return (x.mT if tall else x).to(matrices.dtype)"))  # fmt: skip
 
-bank.hint(6, "no-rate", "The rate is left out of the update: it multiplies it, as it does the decay.")
+bank.hint(6, "no-rate", "You leave the rate out of the update. It multiplies the update, as it does the decay.")
 bank.slip(6, "no-rate", ("max(shape) ** 0.5 * rate", "max(shape) ** 0.5"))
 bank.variant(6, "no-rate", PLAIN, ('list(update), alpha=-group["lr"]', "list(update), alpha=-1"))

@@ -84,30 +84,31 @@ PAIR = "small - trace / batch, trace"
 
 slip(7, "nothing-returned", (f"    return {PAIR}\n", ""))
 
-hint(7, "not-a-pair", "gradient_noise returns two tensors of one number each: the estimates of |G|² and of tr Σ. float() and .item() make the CPU wait for the GPU, in every step.")  # fmt: skip
+hint(7, "not-a-pair", "gradient_noise returns two tensors with one number each: the estimates of |G|² and of tr Σ. "
+                      "float() and .item() make the CPU wait for the GPU, at every step.")  # fmt: skip
 slip(7, "not-a-pair", (PAIR, "(small - trace / batch).item(), trace.item()"))
 slip(7, "not-a-pair", (PAIR, "trace / (small - trace / batch)"))
 variant(7, "not-a-pair", BETWEEN, ("(size * batch), trace\n", "(size * batch), float(trace)\n"))
 variant(7, "not-a-pair", PAPER, ("return square, trace\n", "return {'G': square, 'S': trace}\n"))
 
-hint(7, "not-the-mean", "Afterwards the gradients are not the mean over the ranks.")
+hint(7, "not-the-mean", "After the call, the gradients are not the mean over the ranks.")
 slip(7, "not-the-mean", (AVERAGE, AVERAGE + "    [p.grad.mul_(0.5) for p in parameters]\n"))
 variant(7, "not-the-mean", PAPER, ("told[start : start + g.numel()]", "told[:-1].flip(0)[start : start + g.numel()]"))
 
 hint(
     7,
     "left-as-they-were",
-    "Each rank still has its own gradients. The optimizer needs their mean: it replaces them in p.grad.",
+    "Each rank still has its own gradients. The optimizer needs their mean: put it into p.grad.",
 )
 slip(7, "left-as-they-were", (AVERAGE, ""))
 variant(7, "left-as-they-were", PAPER, ("            g.copy_(told[start : start + g.numel()].view(g.shape))\n", ""))
 
-hint(7, "summed", "Afterwards the gradients are the sum over the ranks, not the mean.")
+hint(7, "summed", "After the call, the gradients are the sum over the ranks, not the mean.")
 slip(7, "summed", (AVERAGE, "    [dist.all_reduce(p.grad) for p in parameters]\n"))
 variant(7, "summed", PAPER, ("g.copy_(told", "g.copy_(world * told"))
 
-hint(7, "more-sent", "{n} bytes travel beside the gradients. What is needed of the other ranks beyond their mean is one number: the squared length "
-     "before the all-reduce.")  # fmt: skip
+hint(7, "more-sent", "You send {n} bytes besides the gradients. Beyond the mean, you need only one number from the "
+                     "other ranks: the squared length before the all-reduce.")  # fmt: skip
 slip(7, "more-sent", (SENT, """    every = [torch.cat([p.grad.flatten() for p in parameters]) for _ in range(n)]
     dist.all_gather(every, every[0].clone())
     small = torch.stack(every).square().sum() / n
@@ -125,7 +126,8 @@ variant(
 hint(
     7,
     "noise-ranks-waiting",
-    "Ranks did not call the same collectives: some wait for others. What one rank calls, all call, in the same order.",
+    "The ranks did not call the same collectives, so some wait for others. All ranks must call the same ones, in "
+    "the same order.",
 )
 slip(
     7,
@@ -142,7 +144,8 @@ variant(
 hint(
     7,
     "wrong-estimates",
-    "The estimates do not solve the two equations: for B = b with the mean of the ranks' squared lengths, and for B = N b.",
+    "The estimates do not solve the two equations: one for B = b, with the mean of the ranks' squared lengths, and "
+    "one for B = N b.",
 )
 slip(7, "wrong-estimates", (PAIR, "small, trace / 7"))
 variant(7, "wrong-estimates", PAPER, ("(b_big - b_small)", "(b_big + b_small)"))
@@ -150,7 +153,8 @@ variant(7, "wrong-estimates", PAPER, ("(b_big - b_small)", "(b_big + b_small)"))
 hint(
     7,
     "own-length",
-    "Each rank used its own squared length, so that ranks disagree, and the noise of one rank is the estimate's. Average it over the ranks.",
+    "Each rank uses its own squared length, so the ranks disagree, and the estimate has the noise of a single "
+    "rank. Average the squared length over the ranks.",
 )
 slip(7, "own-length", (SENT, ""))
 variant(7, "own-length", PAPER, ("small, big = told[-1]", "small, big = flat.square().sum()"))
@@ -158,12 +162,12 @@ variant(7, "own-length", PAPER, ("small, big = told[-1]", "small, big = flat.squ
 hint(
     7,
     "lengths-summed",
-    "The squared lengths of the ranks were added up. The left side of the equation for B = b is their mean.",
+    "You add up the squared lengths of the ranks. The left side of the equation for B = b is their mean.",
 )
 slip(7, "lengths-summed", ("    small /= n\n", ""))
 variant(7, "lengths-summed", PAPER, ("small, big = told[-1]", "small, big = world * told[-1]"))
 
-hint(7, "not-squared", "Lengths were used where the equations have squared lengths.")
+hint(7, "not-squared", "You use lengths where the equations have squared lengths.")
 slip(
     7,
     "not-squared",
@@ -178,11 +182,12 @@ variant(
     ("told[:-1].square().sum()", "told[:-1].norm()"),
 )
 
-hint(7, "lengths-averaged", "The ranks' lengths were averaged, and then squared. The mean of their squares is due.")
+hint(7, "lengths-averaged", "You average the ranks' lengths, and then square. Take the mean of their squares.")
 slip(7, "lengths-averaged", (SMALL, SMALL.replace(".sum()", ".sum().sqrt()")), ("    small /= n\n", "    small = (small / n).square()\n"))  # fmt: skip
 variant(7, "lengths-averaged", PAPER, ("flat.double().square().sum()", "flat.double().norm()"), ("small, big = told[-1]", "small, big = told[-1].square()"))  # fmt: skip
 
-hint(7, "noise-of-one-rank", "From the squared length of the mean gradient tr Σ / b was taken: so much noise is in that of one rank. In the mean of N there is tr Σ / (N b).")  # fmt: skip
+hint(7, "noise-of-one-rank", "You subtract tr Σ / b from the squared length of the mean gradient. That is the "
+                             "noise in the gradient of one rank; the mean of N has tr Σ / (N b).")  # fmt: skip
 slip(7, "noise-of-one-rank", (PAIR, "big - trace / batch, trace"))
 variant(7, "noise-of-one-rank", BETWEEN, ("trace / (size * batch)", "trace / batch"))
 
@@ -198,7 +203,7 @@ variant(7, "biased-square", BETWEEN, ("for g in means) - trace / (size * batch)"
 hint(
     7,
     "noise-kept-small",
-    "|G|² is the squared length of one rank's gradient, noise and all. What is left without tr Σ / b is asked for.",
+    "Your |G|² is the squared length of one rank's gradient, noise included. Subtract tr Σ / b.",
 )
 slip(7, "noise-kept-small", (PAIR, "small, trace"))
 variant(
@@ -211,32 +216,34 @@ variant(
 hint(
     7,
     "batch-left-out",
-    "tr Σ is the noise of a single sample's gradient; yours is many times smaller, for the batch is still in it. Divide the difference of the two equations by 1/b − 1/(N b).",
+    "tr Σ is the noise of a single sample's gradient. Yours is many times smaller, because the batch is still in "
+    "it. Divide the difference of the two equations by 1/b − 1/(N b).",
 )
 slip(7, "batch-left-out", (TRACE, "small - big"))
 slip(7, "batch-left-out", (TRACE, "small - big"), (PAIR, "big, trace"))
 slip(7, "batch-left-out", (TRACE, "(small - big) / (1 - 1 / n)"), (PAIR, "small - trace, trace"))
 variant(7, "batch-left-out", PAPER, ("b_small, b_big = batch, world * batch", "b_small, b_big = 1, world"))
 
-hint(7, "biased-variance", "The variance between the ranks was divided by N. Around their own mean, N − 1 are free: 1/b − 1/(N b) in the difference of the "
-     "two equations. Or `batch` was taken for that of all ranks.")  # fmt: skip
+hint(7, "biased-variance", "You divide the variance between the ranks by N. Around their own mean, only N − 1 are "
+                           "free: use 1/b − 1/(N b) in the difference of the two equations. Or you took `batch` "
+                           "for that of all ranks.")  # fmt: skip
 slip(7, "biased-variance", (TRACE, "(small - big) * batch"))
 slip(7, "biased-variance", (TRACE, "(small - big) * batch"), (PAIR, "big - trace / (n * batch), trace"))
 variant(7, "biased-variance", BETWEEN, ("/ (size - 1)", "/ size"))
 
-hint(7, "estimates-swapped", "The two estimates are exchanged: first |G|², then tr Σ.")
+hint(7, "estimates-swapped", "You have swapped the two estimates: first |G|², then tr Σ.")
 slip(7, "estimates-swapped", (PAIR, "trace, small - trace / batch"))
 variant(7, "estimates-swapped", PAPER, ("return square, trace\n", "return trace, square\n"))
 
-hint(7, "measured-too-late", "Both lengths are that of the mean: the first was measured after the gradients had been averaged, or of the very tensors that the "
-     "all-reduce writes into.")  # fmt: skip
+hint(7, "measured-too-late", "Both lengths are those of the mean. You measured the first one after the gradients "
+                             "had been averaged, or on the very tensors that the all-reduce writes into.")  # fmt: skip
 slip(7, "measured-too-late", (AVERAGE, ""), (SMALL, AVERAGE + SMALL))
 variant(7, "measured-too-late", BETWEEN, ("p.grad.clone() for", "p.grad for"))
 
 hint(
     7,
     "one-rank-estimated",
-    "With one rank there are two unknowns in one equation: raise a ValueError instead of dividing by zero.",
+    "With one rank there are two unknowns in one equation. Raise a ValueError instead of dividing by zero.",
 )
 slip(
     7,
@@ -254,8 +261,8 @@ hint(7, "wrong-scale", "noise_scale is not the mean of tr Σ divided by the mean
 slip(7, "wrong-scale", ("return trace / square if", "return trace / square / len(estimates) if"))
 variant(7, "wrong-scale", PAPER, ("float(trace / square)", "float(trace * square)"))
 
-hint(7, "mean-of-quotients", "Each step was divided by itself, and then the quotients were averaged: those with |G|² near zero rule the mean. Average "
-     "numerators and denominators apart, then divide once.")  # fmt: skip
+hint(7, "mean-of-quotients", "You divide for each step, and then average the quotients, so steps with |G|² near "
+                             "zero dominate. Average numerators and denominators separately, then divide once.")  # fmt: skip
 slip(
     7,
     "mean-of-quotients",
@@ -268,8 +275,9 @@ variant(
     ("float(trace / square)", "float(np.mean([float(b) / float(a) for a, b in estimates]))"),
 )
 
-hint(7, "median-of-quotients", "That is the median of the steps' quotients: tamer than their mean, but the median of a quotient is not the quotient of the means. "
-     "Average numerators and denominators apart.")  # fmt: skip
+hint(7, "median-of-quotients", "This is the median of the steps' quotients. It is tamer than their mean, but the "
+                               "median of quotients is not the quotient of the means. Average numerators and "
+                               "denominators separately.")  # fmt: skip
 slip(
     7,
     "median-of-quotients",
@@ -280,7 +288,7 @@ variant(7, "median-of-quotients", BETWEEN, ("trace / square, torch", "(found[:, 
 hint(
     7,
     "negative-left-out",
-    "Steps with a negative |G|² were left out. Right on average is only the mean of all of them.",
+    "You leave out steps with a negative |G|². Only the mean of all steps is right on average.",
 )
 slip(
     7,
@@ -300,14 +308,15 @@ variant(
     ("    if square <= 0", "    square = np.mean([max(float(a), 0) for a, b in estimates]) - 1e-9\n    if square <= 0"),
 )
 
-hint(7, "upside-down", "The quotient is upside down: tr Σ over |G|².")
+hint(7, "upside-down", "The quotient is upside down. It is tr Σ over |G|².")
 slip(7, "upside-down", ("return trace / square if", "return square / trace if"))
 variant(7, "upside-down", PAPER, ("float(trace / square)", "float(square / trace)"))
 
 hint(
     7,
     "not-infinite",
-    "Where the mean of |G|² is not above zero, the gradient is lost in the noise: math.inf, not a negative batch size.",
+    "Where the mean of |G|² is not above zero, the gradient is lost in the noise. Return math.inf, not a negative "
+    "batch size.",
 )
 slip(7, "not-infinite", (" if square > 0 else math.inf", ""))
 slip(7, "not-infinite", (" if square > 0 else math.inf", " if square else 0.0"))
@@ -317,24 +326,25 @@ hint(7, "no-whole-number", "ranks_that_pay returns a whole number of ranks.")
 slip(7, "no-whole-number", ("math.floor(noise * (1 / share - 1) / batch)", "noise * (1 / share - 1) / batch"))
 variant(7, "no-whole-number", BETWEEN, ("int(most + 1e-9)", "most"))
 
-hint(7, "wrong-ranks", "This is not the largest number of ranks n with 1 / (1 + n batch / noise) of at least `share`.")
+hint(7, "wrong-ranks", "This is not the largest number of ranks n for which 1 / (1 + n batch / noise) is at least "
+                       "`share`.")
 slip(7, "wrong-ranks", ("(1 / share - 1)", "(1 / share)"))
 variant(7, "wrong-ranks", PAPER, (">= share", ">= share / 2"))
 
-hint(7, "samples-not-ranks", "That is a number of samples: each rank brings `batch` of them.")
+hint(7, "samples-not-ranks", "This is a number of samples, not of ranks. Each rank brings `batch` samples.")
 slip(7, "samples-not-ranks", (" / batch))\n", "))\n"))
 variant(7, "samples-not-ranks", PAPER, ("(n + 1) * batch / noise", "(n + 1) / noise"))
 
-hint(7, "share-upside-down", "The share was turned round: to be more efficient, fewer ranks are left.")
+hint(7, "share-upside-down", "You have turned the share round. A higher efficiency leaves fewer ranks.")
 slip(7, "share-upside-down", ("(1 / share - 1)", "1 / (1 / share - 1)"))
 variant(7, "share-upside-down", BETWEEN, ("(1 - share) / share", "share / (1 - share)"))
 
-hint(7, "rounded-up", "One rank too many: at that number the efficiency is below the share already.")
+hint(7, "rounded-up", "This is one rank too many: with that number the efficiency is already below the share.")
 slip(7, "rounded-up", ("math.floor(", "math.ceil("))
 slip(7, "rounded-up", ("math.floor(", "math.floor(1 + "))
 variant(7, "rounded-up", PAPER, ("(n + 1) * batch / noise", "n * batch / noise"))
 
-hint(7, "no-rank-left", "No rank at all is no training: at least 1.")
+hint(7, "no-rank-left", "There is no training without a rank: return at least 1.")
 slip(
     7,
     "no-rank-left",
@@ -345,14 +355,15 @@ variant(7, "no-rank-left", BETWEEN, ("max(int(most + 1e-9), 1)", "int(most + 1e-
 hint(
     7,
     "cut-at-zero",
-    "A negative estimate of |G|² was replaced. It is as right as the others: only with it is their mean right.",
+    "You replace a negative estimate of |G|². It is as valid as the others: their mean is right only with it.",
 )
 slip(7, "cut-at-zero", (PAIR, "(small - trace / batch).clamp(min=0), trace"))
 slip(7, "cut-at-zero", (PAIR, "(small - trace / batch).abs(), trace"))
 variant(7, "cut-at-zero", PAPER, ("return square, trace\n", "return max(square, 0 * square), trace\n"))
 
 hint(
-    7, "first-rank-only", "Only one rank returns the estimates. All have what it takes, and all shall return the same."
+    7, "first-rank-only", "Only one rank returns the estimates. All ranks have what they need, and all must return "
+                          "the same values."
 )
 slip(
     7,
