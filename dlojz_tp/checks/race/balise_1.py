@@ -87,9 +87,10 @@ class Run:
         """What is wrong with the calls, in words: "" if nothing is."""
         if self.seeds != [self.case.seed]:
             given = f"called with {', '.join(map(str, self.seeds[:3]))}" if self.seeds else "not called"
-            return f"train was {given} where the seed was {self.case.seed}"
+            return f"train was {given}, but the seed was {self.case.seed}"
         if self.evaluated != list(range(1, len(self.evaluated) + 1)):
-            return f"evaluate was called after so many parts of the training: {', '.join(map(str, self.evaluated[:6]))}"
+            return ("evaluate was called after these numbers of parts of the training: "
+                    f"{', '.join(map(str, self.evaluated[:6]))}")
         return ""
 
 
@@ -139,12 +140,12 @@ def parts_hint(seen, due):
 ENDS = [case.ends() for case in CASES]
 EVALUATIONS = [f"{case}; evaluation {k}" for case in CASES for k in range(1, case.parts + 1)]
 LOOKS = [
-    Look("one training with its seed, each model evaluated once", "calls", "", "calls", fields=lambda seen, _: {"what": seen, "expected": "", "got": ""}),
+    Look("one training with its own seed, each model evaluated once", "calls", "", "calls", fields=lambda seen, _: {"what": seen, "expected": "", "got": ""}),
     Look("the training ends at the target", "parts", [case.parts for case in CASES], parts_hint, fields=of_case(CASES, " parts")),
     Look("evaluation in evaluation mode, training in training mode", "evaluation", True, "evaluated-in-training"),
     Look("", "training", True, "left-in-evaluation"),
     Look("the seconds and a curve", "forms", ["a pair"] * len(REACHED), "run-form", fields=silent),
-    Look("by the clock that is given", "asked", True, "own-clock"),
+    Look("measured with the given clock", "asked", True, "own-clock"),
     Look("a run that never reaches the target", "never", ["inf s"] * len(NEVER), "unreached", fields=of_case(NEVER)),
     Look("each evaluation's accuracy", "accuracies", [list(case.accuracies[: case.parts]) for case in CASES], "wrong-curve", fields=of_case(CASES)),
     Value("each evaluation's end", "ends", sum(ENDS, []), "wrong-seconds", fields=of_case(EVALUATIONS, " s")),

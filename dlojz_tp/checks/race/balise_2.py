@@ -134,7 +134,7 @@ def tail_fields(cases):
     def fields(seen, due):
         case, *got = max(zip(cases, seen[::2], seen[1::2]), key=lambda one: max(abs(tail - SHARE) for tail in one[1:]))
         got = "low or high is NaN" if min(got) < 0 else "{:.1%} below low, {:.1%} above high".format(*got)
-        return {"where": said(case), "expected": "5 % of all draws below low, 5 % above high", "got": got}
+        return {"where": said(case), "expected": "5 % of all draws are below low, 5 % above high", "got": got}
 
     return fields
 
@@ -163,19 +163,19 @@ LOOKS = [
     form("the result of 3 to 10 runs", "form"),
     Look("", "results", list(RESULTS.values()), "wrong-result", fields=first_of(RESULTS)),
     Look("the runs stay as they are", "changed", False, "changes-list"),
-    Look("the result where some never reached the target", "failed runs", list(FAILED.values()), "failed-runs", fields=first_of(FAILED)),
-    form("the speed-up: as many runs of both", "equal: form"),
+    Look("the result where some runs never reached the target", "failed runs", list(FAILED.values()), "failed-runs", fields=first_of(FAILED)),
+    form("the speed-up: the same number of runs for both", "equal: form"),
     Look("", "equal: changed", False, "changes-list"),
     Look("", "equal: ratios", list(EQUAL.values()), "wrong-ratio", fields=first_of(EQUAL)),
-    Look("what luck can do: as many runs of both", "equal: spread", True, "no-spread"),
+    Look("how much luck can change: the same number of runs for both", "equal: spread", True, "no-spread"),
     Look("", "paired", [SHARE] * 2, "paired", lambda seen, due: not near(0.03)(seen, due), silent),
-    form("more runs of one than of the other", "finite: form"),
+    form("more runs for one than for the other", "finite: form"),
     Look("", "finite: ratios", list(FINITE.values()), "wrong-ratio", fields=first_of(FINITE)),
     Value("", "finite: tails", [SHARE] * 2 * len(FINITE), "wrong-draws", near(0.01, 0.008), tail_fields(FINITE)),
-    form("some never reached the target", "failed: form"),
+    form("some runs never reached the target", "failed: form"),
     Look("", "failed: ratios", list(SOME_FAILED.values()), "wrong-ratio", fields=first_of(SOME_FAILED)),
     Value("", "failed: tails", [SHARE] * 2 * len(SOME_FAILED), "failed-counted", near(0.014, 0.012), tail_fields(SOME_FAILED)),  # fewer are left
-    Look("the seed and the number of draws count", "again", True, "argument-ignored", fields=says("The same seed gives other numbers")),
+    Look("the seed and the number of draws have an effect", "again", True, "argument-ignored", fields=says("The same seed gives other numbers")),
     Look("", "other", True, "argument-ignored", fields=says("All seeds give the same numbers")),
     Look("", "scatter", 0.012, "argument-ignored", lambda seen, least: seen >= least, says("With draws=60, low and high scatter as little as with thousands")),
 ]  # fmt: skip

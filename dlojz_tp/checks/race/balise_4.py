@@ -41,7 +41,7 @@ ALIKE = {
 BUDGETS = {
     "pixels for 32 images of 32 × 32": (([8, 16, 16, 32], 1000, 32, 0.1, 32768), [512, 128, 128, 32], [1, 7, 7, 31]),
     "5,000 pixels": (([16, 24, 32, 32, 16], 83, 4, 0.05, 5000), [19, 8, 4, 4, 19], [4, 10, 20, 20, 4]),
-    "fewer pixels than an image has": (([16, 24, 32], 9, 8, 0.8, 600), [2, 1, 1], [4, 9, 9]),
+    "fewer pixels than one image has": (([16, 24, 32], 9, 8, 0.8, 600), [2, 1, 1], [4, 9, 9]),
     "pixels for more images than there are": (([8, 16, 32], 30, 10, 0.2, 6400), [30, 25, 6], [1, 1, 5]),
     "a larger batch at full size": (([32, 64], 50, 3, 0.3, 10240), [10, 2], [5, 25]),
 }
@@ -80,13 +80,13 @@ def sizes_of(plan):
     if not isinstance(plan, list | tuple):
         return None if plan is None else f"a {type(plan).__name__}"
     if not all(isinstance(epoch, list | tuple) for epoch in plan):
-        return "an epoch that is no list of steps"
+        return "an epoch that is not a list of steps"
     if not all(isinstance(step, list | tuple) and len(step) == 3 for epoch in plan for step in epoch):
         return "a step that is not (size, batch, rate)"
     try:
         sizes = [{(operator.index(size), operator.index(batch))[0] for size, batch, _ in epoch} for epoch in plan]
     except TypeError:
-        return "a size or a batch that is no whole number"
+        return "a size or a batch that is not a whole number"
     return [min(of) if len(of) == 1 else "several sizes" if of else NO_STEP for of in sizes]
 
 
@@ -138,11 +138,11 @@ LOOKS = [
     Look("images of size × size", "forms", form(DUE), "wrong-resized", fields=of_images),
     Value("bilinear and antialiased", "scaled", DUE, "wrong-resized", fields=of_images),
     Look("images of this size come back as they are", "as they are", True, "same-size-copied"),
-    Look("a plan of the right form", "sizes", [given[0] for given, *_ in PLANS.values()], "plan-form", right_sizes, of_plan("sizes")),
-    Look("no size but multiples of 8", "refused", ["ValueError"] * len(REFUSED), "no-value-error", fields=first_refused),
+    Look("a plan in the right form", "sizes", [given[0] for given, *_ in PLANS.values()], "plan-form", right_sizes, of_plan("sizes")),
+    Look("only sizes that are multiples of 8", "refused", ["ValueError"] * len(REFUSED), "no-value-error", fields=first_refused),
     Value("the batch of each epoch", "batches", [batches for _, batches, _ in PLANS.values()], "wrong-batch", fields=of_plan("batches")),
     Value("the steps of each epoch", "steps", [steps for *_, steps in PLANS.values()], "wrong-steps", fields=of_plan("steps")),
-    Value("rates where all steps have one batch", "alike", rates(ALIKE), "wrong-rate", within(1e-5), of_plan("rates", ALIKE)),
+    Value("rates where all steps have the same batch", "alike", rates(ALIKE), "wrong-rate", within(1e-5), of_plan("rates", ALIKE)),
     Value("rates with a budget of pixels", "budgets", rates(BUDGETS), "wrong-rate", within(1e-5), of_plan("rates", BUDGETS)),
 ]  # fmt: skip
 

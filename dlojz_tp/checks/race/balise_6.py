@@ -171,22 +171,22 @@ def first_run(seen, due):
 
 
 LOOKS = [
-    Look("a copy of the model, in memory of its own", "aliased", False, "shared-memory"),
-    Look("the average begins as the model is", "begun", all_floats(torch.eye(WIDTH)[0]), names_hint("wrong-start"),
+    Look("a copy of the model, in its own memory", "aliased", False, "shared-memory"),
+    Look("the average starts with the model's values", "begun", all_floats(torch.eye(WIDTH)[0]), names_hint("wrong-start"),
          lambda seen, due: not wrong_names(seen, due), names_fields),
-    Look("an update leaves the model as it is", "changed", False, "shared-memory"),
-    Value("how much of each step's weights is in the average", "coefficients", torch.cat([coefficients(*run) for run in RUNS]),
+    Look("an update leaves the model unchanged", "changed", False, "shared-memory"),
+    Value("the share of each step's weights in the average", "coefficients", torch.cat([coefficients(*run) for run in RUNS]),
           "wrong-average", fields=first_run),
-    Look("the same of buffers, tied weights, other dtypes", "all", all_floats(coefficients(*RUNS[1])), names_hint("wrong-average"),
+    Look("the same for buffers, tied weights, other dtypes", "all", all_floats(coefficients(*RUNS[1])), names_hint("wrong-average"),
          lambda seen, due: not wrong_names(seen, due), names_fields),
-    Look("what is no floating-point number is copied", "whole", [[COUNTS[n], [k <= n for k in range(WIDTH)]] for _, n in RUNS],
+    Look("tensors that are not floating-point are copied", "whole", [[COUNTS[n], [k <= n for k in range(WIDTH)]] for _, n in RUNS],
          "integers-not-copied", fields=lambda seen, due: {"where": "batches counted", "got": seen[0][0], "expected": due[0][0]}),
     Look("the model may change afterwards", "aliased later", False, "shared-memory"),
     Look("the average has no graph", "graphs", 0, "graph-kept", at_most, silent),
-    Look("into: a model's tensors stay, their numbers change", "replaced", [], "into-replaces",
+    Look("into: a model keeps its tensors, their values change", "replaced", [], "into-replaces",
          fields=lambda seen, due: {"got": ", ".join(seen), "expected": ""}),
-    Look("and later updates do not reach it", "shared", False, "into-replaces"),
-    Look("one copy is held, however many updates there are", "held", COPIES, "history-kept", at_most,
+    Look("and later updates do not affect them", "shared", False, "into-replaces"),
+    Look("only one copy is held, however many updates there are", "held", COPIES, "history-kept", at_most,
          lambda seen, due: {"copies": round(seen)} | silent(seen, due)),
 ]  # fmt: skip
 

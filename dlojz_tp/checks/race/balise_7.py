@@ -39,11 +39,11 @@ DESK = Machine(1, 100, 200, 30, 0.5, "gpu")
 NODES, CARDS = (Machine(8, 1000, 300, 50, *price) for price in ((24, "node"), (3, "gpu")))
 NO_IDLE = Machine(4, 600, 400, 0, 8, "node")
 JOBS = {  # seconds, cards, machine, grid: kWh, euros, grams
-    "the only card of a machine, an hour": (3600, 1, DESK, Grid(50, 1), (0.3, 0.5, 15)),
-    "3 such machines, an hour": (3600, 3, DESK, Grid(50, 1.5), (1.35, 1.5, 67.5)),
+    "the only card of a machine, one hour": (3600, 1, DESK, Grid(50, 1), (0.3, 0.5, 15)),
+    "3 such machines, one hour": (3600, 3, DESK, Grid(50, 1.5), (1.35, 1.5, 67.5)),
     "8 cards on nodes of 8, 2 hours": (7200, 8, NODES, Grid(400, 1), (6.8, 48, 2720)),
-    "9 cards on nodes of 8, an hour, paid by the node": (3600, 9, NODES, Grid(60, 1.5), (7.575, 48, 454.5)),
-    "9 cards on nodes of 8, an hour, paid by the card": (3600, 9, CARDS, Grid(100, 1), (5.05, 27, 505)),
+    "9 cards on nodes of 8, one hour, paid by the node": (3600, 9, NODES, Grid(60, 1.5), (7.575, 48, 454.5)),
+    "9 cards on nodes of 8, one hour, paid by the card": (3600, 9, CARDS, Grid(100, 1), (5.05, 27, 505)),
     "1 card on a node of 8, 24 hours, paid by the card": (86400, 1, CARDS, Grid(381, 1.5), (59.4, 72, 22631.4)),
     "2 cards on a node of 4, half an hour, no idle watts": (1800, 2, NO_IDLE, Grid(662, 1.2), (0.84, 4, 556.08)),
     "16 cards on nodes of 4, 9 seconds": (9, 16, NO_IDLE, Grid(50, 1.1), (0.0242, 0.08, 1.21)),
@@ -93,10 +93,10 @@ def of_job(column, unit):
 
 ONES = torch.ones(len(JOBS), dtype=torch.float64)
 LOOKS = [
-    Value("joules: the counter rises, starts again once, twice, three times", "joules",
+    Value("joules: the counter rises, and restarts once, twice, three times", "joules",
           torch.tensor([due for *_, due in READINGS.values()], dtype=torch.float64), "wrong-joules", fields=of_reading),
     Look("cost returns three numbers", "numbers", [3] * len(JOBS), "not-three"),
-    Value("kWh: one card, full nodes, a card too many, no idle watts, several PUE", "kWh", ONES, "wrong-energy", fields=of_job(0, "kWh")),
+    Value("kWh: one card, full nodes, one card too many, no idle watts, several PUE", "kWh", ONES, "wrong-energy", fields=of_job(0, "kWh")),
     Value("euros, by the node and by the card", "euros", ONES, "wrong-bill", fields=of_job(1, "euros")),
     Value("grams of CO2", "grams", ONES, "wrong-energy", fields=of_job(2, "g")),
 ]  # fmt: skip

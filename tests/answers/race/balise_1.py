@@ -76,7 +76,8 @@ bank.text(1, None, BY_COPY)
 
 bank.slip(1, "nothing-returned", ("return curve[-1][0], curve", "break"), ("    return math.inf, curve", "    curve"))  # fmt: skip
 
-bank.hint(1, "calls", "Call train once, with the seed of the run, and evaluate once for each model, as soon as it comes. Here {what}.")  # fmt: skip
+bank.hint(1, "calls", "Call train once, with the seed of the run, and evaluate once for each model, as soon as the "
+                      "model comes. In your answer {what}.")  # fmt: skip
 bank.slip(1, "calls", ("train(seed)", "train(0)"))
 bank.slip(1, "calls", ("train(seed)", "train()"))
 bank.slip(1, "calls", ("if accuracy >=", "if evaluate(model) >="))
@@ -86,14 +87,17 @@ bank.variant(1, "calls", BY_NEXT, ("next(run)", "next(train(seed))"))
 bank.variant(1, "calls", BY_COLUMNS, ("train(seed=seed)", "train(seed=42)"))
 bank.variant(1, "calls", BY_BREAK, ("        mode =", "        if step % 2:\n            continue\n        mode ="))  # fmt: skip
 
-bank.hint(1, "evaluated-in-training", "An evaluation finds the model in training mode: batch norm would take the statistics of validation batches and learn from them, and dropout would be on. Call model.eval() before it.")  # fmt: skip
+bank.hint(1, "evaluated-in-training", "An evaluation gets the model in training mode, so batch norm would use the "
+                                      "statistics of validation batches and update its own with them, and dropout "
+                                      "would be on. Call model.eval() before it.")  # fmt: skip
 bank.slip(1, "evaluated-in-training", ("        model.eval()\n", ""))
 bank.slip(1, "evaluated-in-training", ("        model.eval()\n", ""), ("        model.train()\n", ""))  # fmt: skip
 bank.slip(1, "evaluated-in-training", ("        model.eval()\n        accuracy = evaluate(model)", "        accuracy = evaluate(model)\n        model.eval()"))  # fmt: skip
 bank.variant(1, "evaluated-in-training", BY_BREAK, ("evaluate(model.eval())", "evaluate(model)"))
 bank.variant(1, "evaluated-in-training", BY_NEXT, ("        model.eval()\n", "        model.training = False\n"))  # fmt: skip
 
-bank.hint(1, "left-in-evaluation", "Training goes on in evaluation mode. Neither evaluate nor train changes the mode: call model.train() after each evaluation.")  # fmt: skip
+bank.hint(1, "left-in-evaluation", "Training continues in evaluation mode. Neither evaluate nor train changes the "
+                                   "mode: call model.train() after each evaluation.")  # fmt: skip
 bank.slip(1, "left-in-evaluation", ("        model.train()\n", ""))
 bank.slip(1, "left-in-evaluation", ("model.train()", "model.training = True"))
 bank.variant(1, "left-in-evaluation", BY_BREAK, ("        model.train(mode)\n", ""))
@@ -104,7 +108,9 @@ bank.slip(1, "above-only", ("accuracy >= target", "accuracy > target"))
 bank.variant(1, "above-only", BY_NEXT, ("not accuracy < target", "target < accuracy"))
 bank.variant(1, "above-only", BY_COPY, ("[0] >= target", "[0] > target"))
 
-bank.hint(1, "other-end", "Training ends with the first evaluation that is not below the target: not a part later, not a part earlier. Leave the loop there, and only there, before the next model is asked for.")  # fmt: skip
+bank.hint(1, "other-end", "Training must end with the first evaluation that is not below the target, not one part "
+                          "later and not one part earlier. Leave the loop there, and only there, before you ask "
+                          "for the next model.")  # fmt: skip
 bank.slip(1, "other-end", ("            return curve[-1][0], curve\n    return math.inf, curve", "            best = min(best, curve[-1][0])\n    return best, curve"), ("start, curve = clock(), []", "best, start, curve = math.inf, clock(), []"))  # fmt: skip
 bank.slip(1, "other-end", ("    return math.inf, curve", "        return math.inf, curve"))
 bank.slip(1, "calls", ("for model in train(seed)", "for model in list(train(seed))"))
@@ -120,32 +126,39 @@ bank.slip(1, "run-form", ("return curve[-1][0], curve", "return curve, curve[-1]
 bank.variant(1, "run-form", BY_COLUMNS, ("list(zip(ends, accuracies))", "zip(ends, accuracies)"))
 bank.variant(1, "run-form", BY_BREAK, ("return [seconds, curve]", "return seconds, *curve"))
 
-bank.hint(1, "own-clock", "The clock that is given was never read. Read the time by clock() alone: its default is time.perf_counter.")  # fmt: skip
+bank.hint(1, "own-clock", "You never read the given clock. Read the time only with clock(): its default is "
+                          "time.perf_counter.")  # fmt: skip
 bank.slip(1, "own-clock", ("clock()", "time.perf_counter()"))
 bank.variant(1, "own-clock", BY_COLUMNS, ("clock()", "time.time()"))
 
-bank.hint(1, "wrong-curve", "The curve has (seconds, accuracy), in this order, of every evaluation: also of the one that reaches the target, and also in a run that never does.")  # fmt: skip
+bank.hint(1, "wrong-curve", "The curve has a pair (seconds, accuracy), in this order, for every evaluation, "
+                            "including the one that reaches the target, and also in a run that never reaches it.")  # fmt: skip
 bank.slip(1, "wrong-curve", ("        curve.append((clock() - start, accuracy))\n        if accuracy >= target:\n            return curve[-1][0], curve", "        if accuracy >= target:\n            return clock() - start, curve\n        curve.append((clock() - start, accuracy))"))  # fmt: skip
 bank.slip(1, "wrong-curve", ("(clock() - start, accuracy)", "(accuracy, clock() - start)"), ("curve[-1][0]", "curve[-1][1]"))  # fmt: skip
 bank.slip(1, "wrong-curve", ("return math.inf, curve", "return math.inf, []"))
 bank.variant(1, "wrong-curve", BY_NEXT, ("[end - begin, accuracy]", "[end - begin, max(accuracy, *(a for _, a in curve), 0)]"))  # fmt: skip
 bank.variant(1, "wrong-curve", BY_BREAK, ("        curve +=", "        if accuracy < target:\n          curve +="), ("curve[-1][0]", "clock() - start"))  # fmt: skip
 
-bank.hint(1, "started-late", "The clock is started too late. train(seed) may read data as soon as it is called: read the clock before that.")  # fmt: skip
+bank.hint(1, "started-late", "You start the clock too late. train(seed) may read data as soon as it is called: "
+                             "read the clock before the call.")  # fmt: skip
 bank.slip(1, "started-late", ("start, curve = clock(), []\n    for model in train(seed):", "curve, run = [], train(seed)\n    start = clock()\n    for model in run:"))  # fmt: skip
 bank.slip(1, "started-late", ("start, curve = clock(), []", "start, curve = None, []"), ("        model.eval()", "        start = start or clock()\n        model.eval()"))  # fmt: skip
 bank.slip(1, "started-late", ("start, curve = clock(), []", "start, curve = None, []"), ("        curve.append", "        start = start or clock()\n        curve.append"))  # fmt: skip
 bank.variant(1, "started-late", BY_NEXT, ("    begin = clock()\n", ""), ("    while True", "    begin = clock()\n    while True"))  # fmt: skip
 bank.variant(1, "started-late", BY_COLUMNS, ("times, accuracies = [clock()], []\n    run = train(seed=seed)", "run = train(seed)\n    times, accuracies = [clock()], []"))  # fmt: skip
 
-bank.hint(1, "evaluation-left-out", "The seconds leave out evaluations. The clock never pauses, and it stops after the evaluation that finds the target reached: subtract nothing, and read the clock after evaluate has returned.")  # fmt: skip
+bank.hint(1, "evaluation-left-out", "Your seconds leave out evaluations. The clock never pauses, and it stops "
+                                    "after the evaluation that reaches the target. Subtract nothing, and read the "
+                                    "clock after evaluate has returned.")  # fmt: skip
 bank.slip(1, "evaluation-left-out", ("        model.eval()", "        end = clock()\n        model.eval()"), ("clock() - start, accuracy", "end - start, accuracy"))  # fmt: skip
 bank.slip(1, "evaluation-left-out", ("        accuracy = evaluate(model)", "        paused = clock()\n        accuracy = evaluate(model)\n        start += clock() - paused"))  # fmt: skip
 bank.slip(1, "evaluation-left-out", ("        model.eval()", "        end = clock()\n        model.eval()"), ("return curve[-1][0], curve", "return end - start, curve"))  # fmt: skip
 bank.variant(1, "evaluation-left-out", BY_NEXT, ("        accuracy = evaluate(model)\n        end = clock()", "        end = clock()\n        accuracy = evaluate(model)"))  # fmt: skip
 bank.variant(1, "evaluation-left-out", BY_BREAK, ("        accuracy = evaluate(model.eval())", "        before = clock()\n        accuracy = evaluate(model.eval())\n        start += clock() - before"))  # fmt: skip
 
-bank.hint(1, "wrong-seconds", "All seconds count from one start, before train(seed) is called. The curve has the end of each evaluation, and the seconds of the run are the end of the one that reaches the target.")  # fmt: skip
+bank.hint(1, "wrong-seconds", "Count all seconds from one start, before train(seed) is called. The curve has the "
+                              "end of each evaluation, and the seconds of the run are the end of the evaluation "
+                              "that reaches the target.")  # fmt: skip
 bank.slip(1, "wrong-seconds", ("        if accuracy", "        start = clock()\n        if accuracy"))  # fmt: skip
 bank.slip(1, "wrong-seconds", ("clock() - start", "clock()"))
 bank.slip(1, "wrong-seconds", ("return curve[-1][0], curve", "return curve[0][0], curve"))
@@ -153,7 +166,8 @@ bank.slip(1, "wrong-seconds", ("return curve[-1][0], curve", "return sum(seconds
 bank.variant(1, "wrong-seconds", BY_COLUMNS, ("t - times[0] for t in times[1:]", "b - a for a, b in zip(times, times[1:])"))  # fmt: skip
 bank.variant(1, "wrong-seconds", BY_BREAK, ("seconds = curve[-1][0]", "seconds = 1000 * curve[-1][0]"))  # fmt: skip
 
-bank.hint(1, "unreached", "A run that ends without the target took math.inf seconds, and its curve is returned all the same. Here it came to: {got}.")  # fmt: skip
+bank.hint(1, "unreached", "A run that ends without reaching the target takes math.inf seconds, and its curve is "
+                          "still returned. Your answer gave: {got}.")  # fmt: skip
 bank.slip(1, "unreached", ("return math.inf, curve", "return curve[-1][0], curve"))
 bank.slip(1, "unreached", ("    return math.inf, curve", ""))
 bank.slip(1, "unreached", ("return math.inf, curve", "return None, curve"))

@@ -82,19 +82,22 @@ KEPT = "    kept = sorted(seconds)[1:-1]\n"
 bank.slip(2, "nothing-returned", ("return sum(kept)", "sum(kept)"))
 bank.slip(2, "nothing-returned", ("return result(reference)", "result(reference)"))
 
-bank.hint(2, "three-numbers", "result returns one number; speedup returns three: (ratio, low, high). Here it is: {got}.")  # fmt: skip
+bank.hint(2, "three-numbers", "result returns one number; speedup returns three: (ratio, low, high). You returned: "
+                              "{got}.")  # fmt: skip
 bank.slip(2, "three-numbers", ("return sum(kept) / len(kept)", "return kept"))
 bank.slip(2, "three-numbers", ("return result(reference) / result(entry), low, high", "return low, high"))  # fmt: skip
 bank.slip(2, "three-numbers", (", low, high\n", ", (low, high)\n"))
 bank.variant(2, "three-numbers", BY_NUMPY, ("*np.quantile", "np.quantile"))
 bank.variant(2, "three-numbers", BY_LOOP, ("cuts[0], cuts[-1]]", "*cuts]"))
 
-bank.hint(2, "changes-list", "The list that was given has changed: list.sort and list.remove work in place. Leave the runs as they are: sorted(seconds) is a new list.")  # fmt: skip
+bank.hint(2, "changes-list", "You changed the given list: list.sort and list.remove work in place. Leave the runs "
+                             "as they are: sorted(seconds) is a new list.")  # fmt: skip
 bank.slip(2, "changes-list", (KEPT, "    seconds.sort()\n    kept = seconds[1:-1]\n"))
 bank.slip(2, "changes-list", ("    luck =", "    reference.sort()\n    luck ="))
 bank.variant(2, "changes-list", BY_LOOP, ("    seconds = [s for s in seconds if s != math.inf]\n", ""), ("if not failed:\n        seconds.remove(max(seconds))", "seconds.remove(max(seconds))"))  # fmt: skip
 
-bank.hint(2, "wrong-result", "Leave out one fastest and one slowest run, no more and no fewer. The result is the mean of all others.")  # fmt: skip
+bank.hint(2, "wrong-result", "Leave out one fastest and one slowest run, no more and no fewer. The result is the "
+                             "mean of all the others.")  # fmt: skip
 bank.slip(2, "wrong-result", ("[1:-1]", ""))
 bank.slip(2, "wrong-result", ("return sum(kept) / len(kept)", "return 0.0"))
 bank.slip(2, "wrong-result", ("[1:-1]", "[:-1]"))
@@ -108,7 +111,9 @@ bank.variant(2, "wrong-result", BY_NUMPY, ("kept.mean(-1)", "np.median(kept, -1)
 bank.variant(2, "wrong-result", BY_LOOP, ("    seconds.remove(min(seconds))\n", ""))
 bank.variant(2, "wrong-result", BY_TORCH, ("[1:-1]", "[1:]"))
 
-bank.hint(2, "failed-runs", "A run that never reached the target is the slowest: math.inf comes last in the order. One is left out as the slowest, as any other would be; with a second one the mean, and so the result, is math.inf.")  # fmt: skip
+bank.hint(2, "failed-runs", "A run that never reached the target is the slowest: math.inf comes last in the order. "
+                            "One such run is left out as the slowest, as any other would be. With a second one, "
+                            "the mean is math.inf, and so is the result.")  # fmt: skip
 bank.slip(2, "failed-runs", ("sorted(seconds)", "sorted(s for s in seconds if s < math.inf)"), ("return sum(kept) / len(kept)", "return sum(kept) / len(kept) if kept else math.inf"))  # fmt: skip
 bank.slip(2, "failed-runs", (KEPT, "    kept = [s for s in sorted(seconds)[1:-1] if s < math.inf]\n"), ("return sum(kept) / len(kept)", "return sum(kept) / max(1, len(kept))"))  # fmt: skip
 bank.slip(2, "failed-runs", (KEPT, "    kept = sorted(seconds)[1:-1] if max(seconds) < math.inf else [math.inf]\n"))  # fmt: skip
@@ -117,7 +122,8 @@ bank.slip(2, "failed-runs", ("sorted(seconds)", "sorted(s for s in seconds if s 
 bank.variant(2, "failed-runs", BY_LOOP, ("if not failed", "if len(seconds) > 1"))
 bank.variant(2, "failed-runs", BY_NUMPY, ("return kept.mean(-1)", "return np.where(np.isfinite(kept), kept, 0).sum(-1) / np.isfinite(kept).sum(-1).clip(1)"))  # fmt: skip
 
-bank.hint(2, "wrong-ratio", "The ratio is result(reference) / result(entry), of the runs as they were given, so that more is better: 2 is half the time.")  # fmt: skip
+bank.hint(2, "wrong-ratio", "The ratio is result(reference) / result(entry), with the runs as they were given, so "
+                            "that more is better: a ratio of 2 means half the time.")  # fmt: skip
 bank.slip(2, "wrong-ratio", ("return result(reference) / result(entry)", "return result(entry) / result(reference)"))  # fmt: skip
 bank.slip(2, "wrong-ratio", ("return result(reference) / result(entry)", "return sum(ratios) / len(ratios)"))  # fmt: skip
 bank.slip(2, "wrong-ratio", ("return result(reference) / result(entry)", "return ratios[len(ratios) // 2]"))  # fmt: skip
@@ -125,30 +131,37 @@ bank.slip(2, "wrong-ratio", ("return result(reference) / result(entry)", "return
 bank.variant(2, "wrong-ratio", BY_TORCH, ("result(reference) / result(entry)", "result(entry) / result(reference)"), ("draw(reference) / draw(entry)", "draw(entry) / draw(reference)"))  # fmt: skip
 bank.variant(2, "wrong-ratio", BY_LOOP, ("[result(reference) / result(entry)", "[statistics.median(ratios)"))  # fmt: skip
 
-bank.hint(2, "no-spread", "low is not below high. Each draw takes other runs, with replacement, from one generator that is made before all draws; then the ratios are sorted.")  # fmt: skip
+bank.hint(2, "no-spread", "low is not below high. Draw other runs each time, with replacement, from one generator "
+                          "that is made before all draws. Then sort the ratios.")  # fmt: skip
 bank.slip(2, "no-spread", (DRAW, "luck.sample(runs, k=len(runs))"))
 bank.slip(2, "no-spread", (DRAW, "random.Random(seed).choices(runs, k=len(runs))"))
 bank.slip(2, "no-spread", ("(0.05, 0.95)", "(0.95, 0.05)"))
 bank.variant(2, "no-spread", BY_NUMPY, ("rng.integers(0, len(runs), (draws, len(runs)))", "rng.permuted(np.tile(np.arange(len(runs)), (draws, 1)), axis=1)"))  # fmt: skip
 bank.variant(2, "no-spread", BY_TORCH, ("torch.randint(len(runs), (len(runs),), generator=generator)", "torch.randperm(len(runs), generator=generator)"))  # fmt: skip
 
-bank.hint(2, "paired", "Both lists are drawn from with the same random numbers: where one has slow runs, so has the other, and the ratios stay too near to each other. Draw from each list by itself, with one generator for all draws.")  # fmt: skip
+bank.hint(2, "paired", "You draw from both lists with the same random numbers: where one has slow runs, so has the "
+                       "other, and the ratios stay too close together. Draw from each list separately, with one "
+                       "generator for all draws.")  # fmt: skip
 bank.slip(2, "paired", ("luck = random.Random(seed)", "luck = [random.Random(seed), random.Random(seed)]"), ("luck.choices", "own.choices"), ("for runs in (reference, entry)", "for own, runs in zip(luck, (reference, entry))"))  # fmt: skip
 bank.slip(2, "paired", ("    drawn =", "    places = [luck.choices(range(len(reference)), k=len(reference)) for _ in range(draws)]\n    drawn ="), (DRAW, "[runs[i % len(runs)] for i in some]"), ("for _ in range(draws)]\n    ratios", "for some in places]\n    ratios"))  # fmt: skip
 bank.variant(2, "paired", BY_NUMPY, ("runs[rng.integers", "runs[np.random.default_rng(seed).integers"))  # fmt: skip
 bank.variant(2, "paired", BY_LOOP, ("        first =", "        where = [random.randrange(max(len(reference), len(entry))) for _ in range(max(len(reference), len(entry)))]\n        first ="), ("random.choice(reference) for _ in reference", "reference[i % len(reference)] for i in where[:len(reference)]"), ("random.choice(entry) for _ in entry", "entry[i % len(entry)] for i in where[:len(entry)]"))  # fmt: skip
 
-bank.hint(2, "other-quantiles", "Between low and high lie about 95 of 100 draws. Nine of ten are asked for: 5 % of the draws are below low, 5 % above high.")  # fmt: skip
+bank.hint(2, "other-quantiles", "About 95 of 100 draws are between your low and high. Nine out of ten are asked "
+                                "for: 5 % of the draws are below low, 5 % above high.")  # fmt: skip
 bank.slip(2, "other-quantiles", ("(0.05, 0.95)", "(0.025, 0.975)"))
 bank.variant(2, "other-quantiles", BY_NUMPY, ("[0.05, 0.95]", "[0.025, 0.975]"))
 bank.variant(2, "other-quantiles", BY_LOOP, ("n=20", "n=40"))
 
-bank.hint(2, "mean-of-draws", "The draws seem to be compared by the mean of all runs. What is drawn goes through result, as the lists themselves do.")  # fmt: skip
+bank.hint(2, "mean-of-draws", "You seem to compare the draws by the mean of all runs. Pass the drawn runs to "
+                              "result, as you do with the lists themselves.")  # fmt: skip
 bank.slip(2, "mean-of-draws", (f"result({DRAW})", f"sum({DRAW}) / len(runs)"))
 bank.variant(2, "mean-of-draws", BY_NUMPY, ("(result(runs[rng.integers(0, len(runs), (draws, len(runs)))])", "(runs[rng.integers(0, len(runs), (draws, len(runs)))].mean(-1)"))  # fmt: skip
 bank.variant(2, "mean-of-draws", BY_LOOP, ("a, b = result(first), result(second)", "a, b = statistics.fmean(first), statistics.fmean(second)"))  # fmt: skip
 
-bank.hint(2, "failed-counted", "Leave out the draws in which either list has no result, that is, two infinite runs or more, and no others. Test both results: finite / math.inf is 0, and 0 is finite. Draw from all runs, the infinite ones as well.")  # fmt: skip
+bank.hint(2, "failed-counted", "Leave out the draws in which either list has no result (two or more infinite "
+                               "runs), and no others. Test both results: finite / math.inf is 0, and 0 is finite. "
+                               "Draw from all runs, including the infinite ones.")  # fmt: skip
 bank.slip(2, "failed-counted", (" if math.isfinite(a) and math.isfinite(b)", ""))
 bank.slip(2, "failed-counted", (" if math.isfinite(a) and math.isfinite(b)", " if math.isfinite(a / b)"))  # fmt: skip
 bank.slip(2, "failed-counted", (" if math.isfinite(a) and math.isfinite(b)", " if math.isfinite(b)"))  # fmt: skip
@@ -157,7 +170,7 @@ bank.slip(2, "failed-counted", (DRAW, "drawn"), ("for runs in (reference, entry)
 bank.variant(2, "failed-counted", BY_NUMPY, ("good = np.isfinite(a) & np.isfinite(b)", "good = ~np.isnan(a / b)"))  # fmt: skip
 bank.variant(2, "failed-counted", BY_LOOP, ("if a < math.inf and b < math.inf", "if a < math.inf"))
 
-bank.hint(2, "argument-ignored", "{what}. `seed` decides which runs are drawn, `draws` how often.")
+bank.hint(2, "argument-ignored", "{what}. `seed` decides which runs are drawn, `draws` how many times.")
 bank.slip(2, "argument-ignored", ("luck = random.Random(seed)", "luck = random"))
 bank.slip(2, "argument-ignored", ("random.Random(seed)", "random.Random(0)"))
 bank.slip(2, "argument-ignored", ("range(draws)", "range(2000)"))

@@ -155,12 +155,13 @@ def slip(slug, *changes):
 
 slip( "nothing-returned", ("return {rule: sorted(runs) for rule, runs in broken.items()}", "sorted(broken)"))
 
-bank.hint(3, "no-entry", "The dictionary needs an entry for {rules}: an empty list where no run breaks it.")
+bank.hint(3, "no-entry", "The dictionary needs an entry for {rules}: an empty list if no run breaks the rule.")
 slip( "no-entry", ("in broken.items()}", "in broken.items() if runs}"))
 slip( "no-entry", ("return {rule: sorted(runs) for rule, runs in broken.items()}", "return list(broken.values())"))
 bank.variant(3, "no-entry", BY_EVENT, ("for rule in RULES}", "for rule in broken}"))
 
-bank.hint(3, "wrong-runs", "An entry is a list of run numbers, counted from 0, in rising order. A run stands in it once, however often it breaks the rule.")
+bank.hint(3, "wrong-runs", "An entry is a list of run numbers, counted from 0, in ascending order. A run appears "
+                           "in it once, however often it breaks the rule.")
 slip( "wrong-runs", ("enumerate(logs)", "enumerate(logs, 1)"), ("times[run]", "times[run - 1]"), ("values[run]", "values[run - 1]"))  # fmt: skip
 slip( "wrong-runs", ("rule: set()", "rule: []"), (".add(run)", ".append(run)"))
 slip( "wrong-runs", ("sorted(runs) for", "sorted(map(str, runs)) for"))
@@ -168,47 +169,55 @@ slip( "wrong-runs", ("sorted(runs) for", "sorted(runs, reverse=True) for"))
 bank.variant(3, "wrong-runs", BY_RULE, ("[run for run, log in enumerate(logs) if sign(log)]", "[bool(sign(log)) for log in logs]"))  # fmt: skip
 bank.variant(3, "wrong-runs", BY_EVENT, ("sorted(broken[rule])", "broken[rule]"))
 
-bank.hint(3, "one-event", "A log has many train_read and eval_read events, and only one of each is looked at here. A dictionary by key, for example, keeps only the last.")  # fmt: skip
+bank.hint(3, "one-event", "A log has many train_read and eval_read events, but you look at only one of each. A "
+                          "dictionary by key, for example, keeps only the last.")  # fmt: skip
 slip( "one-event", ("for event in log:", "for event in {event['key']: event for event in log}.values():"))
 slip( "one-event", ("for event in log:", "for event in {event['key']: event for event in log[::-1]}.values():"))
 slip( "one-event", ("in_a_row, start = 0,", "seen, in_a_row, start = set(), 0,"), ('if event["key"] in ("train_read", "eval_read"):', 'if event["key"] in ("train_read", "eval_read") and not (event["key"] in seen or seen.add(event["key"])):'))  # fmt: skip
 bank.variant(3, "one-event", BY_RULE, ("return [event for event in log if event", "return [event for event in {event['key']: event for event in log}.values() if event"))  # fmt: skip
 
-bank.hint(3, "evaluation-is-no-training", "An evaluation is there to read the validation images. This rule is about train_read alone.")  # fmt: skip
+bank.hint(3, "evaluation-is-no-training", "An evaluation is supposed to read the validation images. This rule is "
+                                          "only about train_read.")  # fmt: skip
 slip( "evaluation-is-no-training", ('"validation images": training and', '"validation images":'))
 bank.variant(3, "evaluation-is-no-training", BY_RULE, ('for event in reads(log, "train_read") for', 'for event in reads(log, "train_read", "eval_read") for'))  # fmt: skip
 
-bank.hint(3, "other-runs", "One run breaks the rule, and all runs are named. Judge each run by its own log.")
+bank.hint(3, "other-runs", "One run breaks the rule, but you name all runs. Judge each run by its own log.")
 slip( "other-runs", ("rule: sorted(runs)", "rule: list(range(len(logs))) if runs else []"))
 bank.variant(3, "other-runs", BY_RULE, ("[run for run, log in enumerate(logs) if sign(log)]", "[*range(len(logs))] if any(map(sign, logs)) else []"))  # fmt: skip
 
-bank.hint(3, "each-batch-alone", "Each batch is compared with `every` by itself. Add up the images of all batches since the last evaluation.")  # fmt: skip
+bank.hint(3, "each-batch-alone", "You compare each batch with `every` separately. Add up the images of all batches "
+                                 "since the last evaluation.")  # fmt: skip
 slip( "each-batch-alone", ("in_a_row + len", "len"))
 bank.variant(3, "each-batch-alone", BY_EVENT, ("row += len", "row = len"))
 
-bank.hint(3, "not-reset", "The count goes on where it should start again: it is 0 at the beginning of each log, and after each evaluation.")  # fmt: skip
+bank.hint(3, "not-reset", "Your count continues where it should restart. It is 0 at the beginning of each log, and "
+                          "after each evaluation.")  # fmt: skip
 slip( "not-reset", ("if training else 0", "if training else in_a_row"))
 slip( "not-reset", ("    for run, log in enumerate(logs):\n        in_a_row, start = 0, times", "    in_a_row = 0\n    for run, log in enumerate(logs):\n        start = times"))  # fmt: skip
 bank.variant(3, "not-reset", BY_EVENT, ("                row = 0\n", ""))
 bank.variant(3, "not-reset", BY_EVENT, ("    for run, log", "    row = 0\n    for run, log"), ("start, row = None, 0", "start = None"))  # fmt: skip
 
-bank.hint(3, "read-before-start", "A run reads data before run_start, and it is not noticed. Compare the time of each train_read and each eval_read with that of run_start.")  # fmt: skip
+bank.hint(3, "read-before-start", "A run reads data before run_start, and you don't notice it. Compare the time of "
+                                  "each train_read and each eval_read with that of run_start.")  # fmt: skip
 slip( "read-before-start", ('"clock": event["time_ms"] < start', '"clock": False'))
 slip( "read-before-start", ('"clock": event["time_ms"] < start', '"clock": not training and event["time_ms"] < start'))
 slip( "read-before-start", ('"clock": event["time_ms"] < start', '"clock": training and event["time_ms"] < start'))
 bank.variant(3, "read-before-start", BY_RULE, ("early(log) or short(log)", "short(log)"))
 
-bank.hint(3, "wrong-unit", "time_ms is in milliseconds, the claimed result in seconds. Bring both to one unit before you compare.")
+bank.hint(3, "wrong-unit", "time_ms is in milliseconds, the claimed result in seconds. Convert both to the same "
+                           "unit before you compare them.")
 slip( "wrong-unit", (" / 1000", ""))
 slip( "wrong-unit", ('["result"] <', '["result"] / 1000 <'), ("- start) / 1000", "- start)"))
 slip( "wrong-unit", (" / 1000", " * 1000"))
 bank.variant(3, "wrong-unit", BY_EVENT, (" / 1000", ""))
 
-bank.hint(3, "first-goes-free", "The first run with a seed goes free, and only later ones are named. All runs that share a seed break the rule.")  # fmt: skip
+bank.hint(3, "first-goes-free", "You let the first run with a seed off, and name only the later ones. All runs "
+                                "that share a seed break the rule.")  # fmt: skip
 slip( "first-goes-free", ('seeds[values[run]["seed"]] > 1', 'values[run]["seed"] in [each["seed"] for each in values[:run]]'))  # fmt: skip
 bank.variant(3, "first-goes-free", BY_EVENT, ('broken["seed"].update(runs)', 'broken["seed"].update(runs[1:])'))
 
-bank.hint(3, "one-rule", "A rule goes unnoticed where another one is broken too. Test all rules on all events, whatever was found before.")  # fmt: skip
+bank.hint(3, "one-rule", "You miss a rule where another one is broken too. Test all rules on all events, whatever "
+                         "you have found before.")  # fmt: skip
 slip( "one-rule", ("broken[rule].add(run)\n", "broken[rule].add(run)\n                        break\n"))
 slip( "one-rule", ("    return {rule", "    import itertools\n    for one, other in itertools.combinations(RULES, 2):\n        broken[other] -= broken[one]\n    return {rule"))  # fmt: skip
 bank.variant(3, "one-rule", BY_EVENT, ('if key == "train_read":\n', 'elif key == "train_read":\n'))

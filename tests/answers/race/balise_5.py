@@ -96,7 +96,8 @@ bank.slip(5, None, ("math.exp(sum(math.log(shapes[k][0] / shapes[k][1]) for k in
 
 bank.slip(5, None, ("    mode = model.training\n    model.eval()\n", "    mode, model = False, copy.deepcopy(model).eval()\n"))  # fmt: skip
 
-bank.hint(5, "batches", "Images are missing, or appear twice, or a batch has the wrong size. Every image belongs to one batch; each batch has `batch` images, and only the last may have fewer.")  # fmt: skip
+bank.hint(5, "batches", "Images are missing, or appear twice, or a batch has the wrong size. Every image belongs "
+                        "to exactly one batch. Each batch has `batch` images; only the last may have fewer.")  # fmt: skip
 bank.slip(5, "batches", ("range(0, len(order), batch)", "range(0, len(order) - batch + 1, batch)"))
 bank.slip(5, "batches", ("order[i : i + batch]", "order[i : i + batch + 1]"))
 bank.slip(5, "batches", ("range(0, len(order), batch)", "range(0, len(order) // batch * batch, batch)"))
@@ -106,7 +107,8 @@ bank.variant(5, "batches", FALLING, ("order[batch:]", "order[batch - 1 :][: len(
 bank.variant(5, "batches", ARRAYS, ("range(batch, len(order), batch)", "range(batch, len(order), batch + 1)"))
 bank.variant(5, "batches", TENSORS, (".split(batch)", ".chunk(batch)"))
 
-bank.hint(5, "not-sorted", "The batches are not in the order of height / width. Sort first, then cut: else a shape has to fit tall and wide images at once.")  # fmt: skip
+bank.hint(5, "not-sorted", "The batches are not in the order of height / width. Sort first, then cut into batches: "
+                           "otherwise one shape has to fit tall and wide images at once.")  # fmt: skip
 bank.slip(5, "not-sorted", ("key=lambda k: shapes[k][0] / shapes[k][1]", "key=lambda k: shapes[k][0] * shapes[k][1]"))
 bank.slip(5, "not-sorted", ("shapes[k][0] / shapes[k][1])", "round(shapes[k][0] / shapes[k][1], 1))"))
 bank.slip(5, "not-sorted", (", key=lambda k: shapes[k][0] / shapes[k][1]", ""))
@@ -114,7 +116,8 @@ bank.slip(5, "not-sorted", ("key=lambda k: shapes[k][0] / shapes[k][1]", "key=la
 bank.variant(5, "not-sorted", TENSORS, ("(h / w).argsort()", "h.argsort()"))
 bank.variant(5, "not-sorted", ARRAYS, ("-sides[:, 0] / sides[:, 1]", "sides[:, 0] // sides[:, 1]"))
 
-bank.hint(5, "swapped", "Height and width have changed places. Height comes first; where height / width is above 1, it is the long side.")  # fmt: skip
+bank.hint(5, "swapped", "You have swapped height and width. Height comes first; where height / width is above 1, "
+                        "the height is the long side.")  # fmt: skip
 bank.slip(5, "swapped", ("(long, short) if ratio > 1 else (short, long)", "(short, long) if ratio > 1 else (long, short)"))  # fmt: skip
 bank.slip(5, "swapped", ("(long, short) if ratio > 1 else (short, long)", "(short, long)"))
 bank.slip(5, "swapped", ("[image.shape[1:] for image in images]", "[(image.shape[2], image.shape[1]) for image in images]"))  # fmt: skip
@@ -128,14 +131,17 @@ bank.slip(5, "short-lost", ("round(short * max(ratio, 1 / ratio) / STRIDE)", "ro
 bank.slip(5, "short-lost", ("(long, short) if ratio > 1 else (short, long)", "(short + 8, short + 8)"))
 bank.variant(5, "short-lost", ARRAYS, ("short / min(h, w)", "short / max(h, w)"), ("max(short, int", "max(8, int"))
 
-bank.hint(5, "long-side", "The long side is `short` times the proportions of the batch, rounded to the nearest multiple of STRIDE: not always down, not always up.")  # fmt: skip
+bank.hint(5, "long-side", "The long side is `short` times the proportions of the batch, rounded to the nearest "
+                          "multiple of STRIDE, not always down and not always up.")  # fmt: skip
 bank.slip(5, "long-side", ("round(short * max(ratio, 1 / ratio) / STRIDE)", "math.floor(short * max(ratio, 1 / ratio) / STRIDE)"))  # fmt: skip
 bank.slip(5, "long-side", ("round(short * max(ratio, 1 / ratio) / STRIDE)", "math.ceil(short * max(ratio, 1 / ratio) / STRIDE)"))  # fmt: skip
 bank.slip(5, "long-side", ("round(short * max(ratio, 1 / ratio) / STRIDE) * STRIDE", "round(short * max(ratio, 1 / ratio))"))  # fmt: skip
 bank.variant(5, "long-side", FALLING, ("short * tall / STRIDE + 0.5", "short * tall / STRIDE"), ("short / tall / STRIDE + 0.5", "short / tall / STRIDE"))  # fmt: skip
 bank.variant(5, "long-side", TENSORS, (".round() * STRIDE", " * STRIDE"))
 
-bank.hint(5, "other-proportions", "This shape squashes its images, or stretches them: its height / width is not between theirs. Give each batch its own shape, from a mean of its images' proportions.")  # fmt: skip
+bank.hint(5, "other-proportions", "Your shape squashes the images, or stretches them: its height / width is not "
+                                  "between theirs. Give each batch its own shape, from a mean of the proportions "
+                                  "of its images.")  # fmt: skip
 bank.slip(5, "other-proportions", ("(long, short) if ratio > 1 else (short, long)", "(short, short)"))
 bank.slip(5, "other-proportions", ("for k in numbers) / len(numbers))", "for k in order) / len(order))"))
 bank.slip(5, "other-proportions", (" size=shape,", " size=(short, short),"))
@@ -143,15 +149,19 @@ bank.slip(5, "other-proportions", ("/ len(numbers))", "/ batch)"))
 bank.variant(5, "other-proportions", FALLING, ("(h0, w0), (h1, w1) = shapes[numbers[0]], shapes[numbers[-1]]", "h0, w0, h1, w1 = 1, 2, 1, 2"))  # fmt: skip
 bank.variant(5, "other-proportions", ARRAYS, ("sides[numbers].mean(0)", "sides.mean(0)"))
 
-bank.hint(5, "one-call", "Calls of the model: {calls}, for {batches} batches. Resize the images of a batch one by one, stack them, and call the model once.")  # fmt: skip
+bank.hint(5, "one-call", "You call the model {calls} times for {batches} batches. Resize the images of a batch one "
+                         "by one, stack them, and call the model once.")  # fmt: skip
 bank.slip(5, "one-call", ("model(torch.cat(x)).argmax(1)", "torch.cat([model(one).argmax(1) for one in x])"))
 bank.variant(5, "one-call", FALLING, ("zip(numbers, model(x))", "((k, model(x[i : i + 1])[0]) for i, k in enumerate(numbers))"))  # fmt: skip
 
-bank.hint(5, "training-mode", "The model computes in training mode: dropout drops, and batch norm takes the batch's own statistics. Call `model.eval()` first.")  # fmt: skip
+bank.hint(5, "training-mode", "The model runs in training mode: dropout is on, and batch norm uses the batch's own "
+                              "statistics. Call `model.eval()` first.")  # fmt: skip
 bank.slip(5, "training-mode", ("    model.eval()\n", ""))
 bank.variant(5, "training-mode", TENSORS, ("    model.eval()\n", "    model.training = False\n"))
 
-bank.hint(5, "not-resized", "The model does not see what bilinear scaling with `antialias=True` gives. Resize each whole image from its own shape to that of its batch: no crop, no border, no detour over another size.")  # fmt: skip
+bank.hint(5, "not-resized", "The model does not get the result of bilinear scaling with `antialias=True`. Resize "
+                            "each whole image from its own shape to that of its batch, without a crop, a border or "
+                            "an intermediate size.")  # fmt: skip
 bank.slip(5, "not-resized", (", antialias=True) for k", ") for k"))
 bank.slip(5, "not-resized", ("model(torch.cat(x))", "model(torch.cat(x) / 255)"))
 bank.slip(5, "not-resized", ('mode="bilinear", antialias=True', 'mode="nearest"'))
@@ -160,18 +170,20 @@ bank.slip(5, "not-resized", ('F.interpolate(images[k][None], size=shape, mode="b
 bank.slip(5, "not-resized", ("F.interpolate(images[k][None], size", "F.interpolate(resized(images[k][None], short), size"))  # fmt: skip
 bank.variant(5, "not-resized", FALLING, (", antialias=True)[0]", ")[0]"))
 
-bank.hint(5, "order-lost", "The classes are right, but in another order than `images`. Put each where its image's number says.")  # fmt: skip
+bank.hint(5, "order-lost", "The classes are right, but not in the order of `images`. Put each class at the "
+                           "position of its image.")  # fmt: skip
 bank.slip(5, "order-lost", ("found[numbers] = model(torch.cat(x)).argmax(1)", "done = locals().get('done', 0)\n        found[done : done + len(numbers)] = model(torch.cat(x)).argmax(1)\n        done += len(numbers)"))  # fmt: skip
 bank.variant(5, "order-lost", TENSORS, ("[torch.cat(all_numbers).argsort()]", ""))
 bank.variant(5, "order-lost", TENSORS, ("torch.cat(all_numbers).argsort()", "torch.cat(all_numbers)"))
 
-bank.hint(5, "wrong-classes", "Each image has one class, (n,) int64: the index of the largest of its logits.")
+bank.hint(5, "wrong-classes", "Return one class per image, (n,) int64: the index of the largest of its logits.")
 bank.slip(5, "wrong-classes", (".argmax(1)", ".argmin(1)"))
 bank.slip(5, "wrong-classes", ("    model.train(mode)\n    return found", "    model.train(mode)\n    return found.float()"))  # fmt: skip
 bank.slip(5, "wrong-classes", ("    model.train(mode)\n    return found", "    model.train(mode)\n    return found[:, None]"))  # fmt: skip
 bank.variant(5, "wrong-classes", FALLING, ("scores.argmax()", "scores.max()"))
 
-bank.hint(5, "mode-lost", "Afterwards the model is in another mode than before. Note `model.training` before `model.eval()`, and restore it with `model.train(mode)`.")  # fmt: skip
+bank.hint(5, "mode-lost", "After the call the model is in another mode than before. Save `model.training` before "
+                          "`model.eval()`, and restore it with `model.train(mode)`.")  # fmt: skip
 bank.slip(5, "mode-lost", ("    model.train(mode)\n", ""))
 bank.slip(5, "mode-lost", ("model.train(mode)", "model.train()"))
 bank.slip(5, "mode-lost", ("    mode = model.training\n    model.eval()\n", "    model.eval()\n    mode = model.training\n"))  # fmt: skip

@@ -73,7 +73,8 @@ bank.slip(7, None, ("(b - a) % wrap", "(b - a if b >= a else wrap - a + b)"))
 bank.slip(7, "nothing-returned", ("return sum(", "sum("))
 bank.slip(7, "nothing-returned", ("return kwh, billed", "kwh, billed"))
 
-bank.hint(7, "wrap-ignored", "Where a reading is below the one before it, the counter has started again from 0. Add `wrap` to that difference.")  # fmt: skip
+bank.hint(7, "wrap-ignored", "Where a reading is below the previous one, the counter has restarted from 0. Add "
+                             "`wrap` to that difference.")  # fmt: skip
 bank.slip(7, "wrap-ignored", ("(b - a) % wrap", "(b - a)"))
 bank.slip(7, "wrap-ignored", ("sum((b - a) % wrap for a, b in zip(counter, counter[1:]))", "(counter[-1] - counter[0])"))  # fmt: skip
 bank.slip(7, "wrap-ignored", ("(b - a) % wrap", "abs(b - a)"))
@@ -83,12 +84,13 @@ bank.slip(7, "wrap-ignored", ("sum((b - a) % wrap for a, b in zip(counter, count
 bank.variant(7, "wrap-ignored", BY_LOOPS, ("            total += wrap\n", "            total += 0\n"))
 bank.variant(7, "wrap-ignored", BY_NODES, ("np.where(steps < 0, steps + wrap, steps).sum()", "np.abs(steps).sum()"))
 
-bank.hint(7, "one-difference", "The first and the last reading don't say how often the counter has started again. Add up the differences of neighbouring readings, each `% wrap`.")  # fmt: skip
+bank.hint(7, "one-difference", "The first and the last reading don't tell how often the counter has restarted. Add "
+                               "up the differences of neighbouring readings, each `% wrap`.")  # fmt: skip
 bank.slip(7, "one-difference", ("sum((b - a) % wrap for a, b in zip(counter, counter[1:]))", "((counter[-1] - counter[0]) % wrap)"))  # fmt: skip
 bank.slip(7, "one-difference", ("sum((b - a) % wrap for a, b in zip(counter, counter[1:]))", "(sum(b - a for a, b in zip(counter, counter[1:])) % wrap)"))  # fmt: skip
 bank.variant(7, "one-difference", BY_NODES, ("np.where(steps < 0, steps + wrap, steps).sum()", "(steps.sum() if steps.sum() >= 0 else steps.sum() + wrap)"))  # fmt: skip
 
-bank.hint(7, "other-unit-than-joules", "The counter counts microjoules. Divide by a million once, at the end.")
+bank.hint(7, "other-unit-than-joules", "The counter is in microjoules. Divide by a million once, at the end.")
 bank.slip(7, "other-unit-than-joules", (" / 1e6", ""))
 bank.slip(7, "other-unit-than-joules", (" / 1e6", " / 1e3"))
 bank.slip(7, "other-unit-than-joules", (" / 1e6", " / 1e9"))
@@ -108,7 +110,8 @@ bank.slip(7, "not-three", (", billed * machine.euros * seconds / 3600, kwh * gri
 bank.variant(7, "not-three", BY_LOOPS, ("[kwh, price, kwh * grid.grams]", "(kwh, price)"))
 bank.variant(7, "not-three", BY_LOOPS, ("[kwh, price, kwh * grid.grams]", "(price, kwh, kwh * grid.grams)"))
 
-bank.hint(7, "wrong-nodes", "A job takes whole nodes, as few as hold its cards: with nodes of 8, one for 8 cards, two for 9. All cards of these nodes count, those in use and those that are not.")  # fmt: skip
+bank.hint(7, "wrong-nodes", "A job takes whole nodes, as few as possible for its cards: with nodes of 8, one node "
+                            "for 8 cards, two for 9. All cards of these nodes count, used or not.")  # fmt: skip
 bank.slip(7, "wrong-nodes", ("math.ceil(gpus / machine.gpus)", "gpus / machine.gpus"))
 bank.slip(7, "wrong-nodes", ("math.ceil(gpus / machine.gpus)", "gpus // machine.gpus"))
 bank.slip(7, "wrong-nodes", ("math.ceil(gpus / machine.gpus)", "max(1, gpus // machine.gpus)"))
@@ -119,19 +122,22 @@ bank.variant(7, "wrong-nodes", BY_TENSORS, ("-(-gpus // machine.gpus)", "gpus / 
 bank.slip(7, "wrong-nodes", ("math.ceil(gpus / machine.gpus)", "gpus // machine.gpus + 1"))
 bank.variant(7, "wrong-nodes", BY_LOOPS, ("    if left:\n        nodes += 1\n", "    nodes += 1\n"))
 
-bank.hint(7, "idle-forgotten", "The nodes of a job have cards that it doesn't use. Each takes `idle_watts`: not nothing, and not what a card in use takes.")  # fmt: skip
+bank.hint(7, "idle-forgotten", "The nodes of a job have cards that it doesn't use. Each of them takes "
+                               "`idle_watts`, not zero and not as much as a card in use.")  # fmt: skip
 bank.slip(7, "idle-forgotten", (" + idle * machine.idle_watts", ""))
 bank.slip(7, "idle-forgotten", ("gpus * machine.gpu_watts + idle * machine.idle_watts", "nodes * machine.gpus * machine.gpu_watts"))  # fmt: skip
 bank.slip(7, "idle-forgotten", ("idle = nodes * machine.gpus - gpus", "idle = machine.gpus - gpus"))
 bank.variant(7, "idle-forgotten", BY_NODES, ("(machine.gpus - used) * machine.idle_watts", "0"))
 bank.variant(7, "idle-forgotten", BY_LOOPS, ("gpus * machine.gpu_watts + unused * machine.idle_watts", "(gpus + unused) * machine.gpu_watts"))  # fmt: skip
 
-bank.hint(7, "base-once", "`base_watts` are of one node without its cards. Every node of the job takes them, once.")
+bank.hint(7, "base-once", "`base_watts` is the power of one node without its cards. Every node of the job takes "
+                          "it, once.")
 bank.slip(7, "base-once", ("nodes * machine.base_watts", "machine.base_watts"))
 bank.slip(7, "base-once", ("nodes * machine.base_watts", "gpus * machine.base_watts"))
 bank.variant(7, "base-once", BY_LOOPS, ("(nodes * machine.base_watts", "(machine.base_watts"))
 
-bank.hint(7, "pue-forgotten", "For each joule that the machine uses, `grid.pue` joules come in. kWh and grams are of what comes in.")  # fmt: skip
+bank.hint(7, "pue-forgotten", "For each joule that the machine uses, the site takes `grid.pue` joules. kWh and "
+                              "grams count what the site takes.")  # fmt: skip
 bank.slip(7, "pue-forgotten", ("watts * grid.pue * seconds", "watts * seconds"))
 bank.slip(7, "pue-forgotten", ("kwh * grid.grams", "kwh / grid.pue * grid.grams"))
 bank.slip(7, "pue-forgotten", ("watts * grid.pue * seconds", "watts / grid.pue * seconds"))
@@ -139,14 +145,16 @@ bank.slip(7, "pue-forgotten", ("watts * grid.pue * seconds", "watts * seconds"),
 bank.variant(7, "pue-forgotten", BY_LOOPS, ("hours * grid.pue", "hours"))
 bank.variant(7, "pue-forgotten", BY_TENSORS, ("energy * grid.grams", "energy / grid.pue * grid.grams"))
 
-bank.hint(7, "other-unit-than-kwh", "The first number shall be kWh. Watts times seconds are joules, and a kWh is 3.6 million of them.")  # fmt: skip
+bank.hint(7, "other-unit-than-kwh", "The first number must be in kWh. Watts times seconds are joules, and a kWh is "
+                                    "3.6 million joules.")  # fmt: skip
 bank.slip(7, "other-unit-than-kwh", ("seconds / 3.6e6", "seconds"))
 bank.slip(7, "other-unit-than-kwh", ("seconds / 3.6e6", "seconds / 3600"))
 bank.slip(7, "other-unit-than-kwh", ("seconds / 3.6e6", "seconds / 1000"))
 bank.variant(7, "other-unit-than-kwh", BY_LOOPS, (" / 1000\n", "\n"))
 bank.variant(7, "other-unit-than-kwh", BY_NODES, (" / 1000 / 3600", ""))
 
-bank.hint(7, "wrong-bill", "The price is `euros` times hours, for each node where `per` is \"node\", else for each card in use. Cooling is not on this bill: no PUE.")  # fmt: skip
+bank.hint(7, "wrong-bill", 'The price is `euros` times hours, for each node if `per` is "node", otherwise for each '
+                           "card in use. Cooling is not on this bill: no PUE.")  # fmt: skip
 bank.slip(7, "wrong-bill", ("machine.euros * seconds / 3600", "machine.euros * seconds"))
 bank.slip(7, "wrong-bill", ("machine.euros * seconds / 3600", "machine.euros * grid.pue * seconds / 3600"))
 bank.slip(7, "wrong-bill", ('nodes if machine.per == "node" else gpus', 'gpus if machine.per == "node" else nodes'))
@@ -157,7 +165,9 @@ bank.slip(7, "wrong-bill", ('nodes if machine.per == "node" else gpus', "nodes i
 bank.variant(7, "wrong-bill", BY_LOOPS, ('"node": nodes, "gpu": gpus', '"node": gpus, "gpu": nodes'))
 bank.variant(7, "wrong-bill", BY_NODES, ("rate = machine.euros * gpus", "rate = machine.euros * gpus * grid.pue"))
 
-bank.hint(7, "wrong-energy", "Watts: nodes · base_watts + cards in use · gpu_watts + the other cards · idle_watts. Times PUE and seconds, that is the energy; grams are kWh · grid.grams.")  # fmt: skip
+bank.hint(7, "wrong-energy", "The power in watts is nodes · base_watts + cards in use · gpu_watts + the other "
+                             "cards · idle_watts. Multiply by PUE and seconds to get the energy; grams are kWh · "
+                             "grid.grams.")  # fmt: skip
 bank.slip(7, "wrong-energy", ("kwh * grid.grams", "kwh * grid.grams / 1000"))
 bank.slip(7, "wrong-energy", ("kwh * grid.grams", "watts * grid.grams"))
 bank.slip(7, "wrong-energy", ("nodes * machine.base_watts + ", ""))
