@@ -10,45 +10,51 @@ from dlojz_tp.checks.tensor_cores_channels_last.layouts import Layouts, layout
 from dlojz_tp.probes.operations import Operations, copies
 
 HINTS = {
-    "other-parameters": "Mended must have the parameters of the given network, by their names, and no others to train: its "
-    "weights will be loaded into it.",
-    "prepare-returns-model": "prepare() returns the model, an nn.Module.",
-    "model-copied": "prepare() returned another model and left the given one as it was: an optimizer made before would train "
-    "that one. Module.to() converts in place.",
-    "not-prepared": "No parameter is in channels_last after prepare(). A module has .to(memory_format=…) too.",
-    "parameter-left": "{name} has 4 dimensions and is still contiguous: it meets channels_last tensors in each step. "
-    "Convert all of the model: not its convolutions only, and not the outermost modules only.",
-    "weights-replaced": "prepare() changed the values or the names of the parameters. Only their strides may change.",
-    "frozen-otherwise": "After prepare() other parameters ask for a gradient than before: what was frozen learns, or what learnt is frozen.",
-    "parameters-replaced": "The model holds new parameters: an optimizer made before would train the old ones. Convert them "
-    "in place, as Module.to() does.",
-    "pair-of-tensors": "to_device() returns (images, labels).",
-    "images-permuted": "The shape of the images has changed. channels_last is about strides: the shape stays N, C, H, W.",
-    "images-contiguous": "The images come out contiguous: the first convolution has to reorder them.",
-    "labels-have-no-channels": "Only tensors of 4 dimensions have channels: leave the labels' format alone ({error}).",
+    "other-parameters": "Mended must have the parameters of the given network, with the same names and no others: "
+                        "the network's weights will be loaded into it.",
+    "prepare-returns-model": "prepare() must return the model, an nn.Module.",
+    "model-copied": "prepare() returns another model and leaves the given one as it was, so an optimizer made "
+                    "before would train the old one. Module.to() converts in place.",
+    "not-prepared": "No parameter is in channels_last after prepare(). Modules also have .to(memory_format=…).",
+    "parameter-left": "{name} has 4 dimensions and is still contiguous, so it meets channels_last tensors in each "
+                      "step. Convert the whole model, not only its convolutions and not only the outermost modules.",
+    "weights-replaced": "prepare() changes the values or the names of the parameters. Only their strides may change.",
+    "frozen-otherwise": "After prepare(), other parameters require a gradient than before: either frozen ones "
+                        "learn, or trainable ones are frozen.",
+    "parameters-replaced": "The model has new parameters, so an optimizer made before would train the old ones. "
+                           "Convert them in place, as Module.to() does.",
+    "pair-of-tensors": "to_device() must return (images, labels).",
+    "images-permuted": "The shape of the images has changed. channels_last only affects the strides: the shape "
+                       "stays N, C, H, W.",
+    "images-contiguous": "The images come out contiguous, so the first convolution has to reorder them.",
+    "labels-have-no-channels": "Only tensors with 4 dimensions have channels. Leave the labels' format alone "
+                               "({error}).",
     "images-changed": "The values or the dtype of the images or labels have changed.",
     "left-on-cpu": "Images and labels are not both on `device`: {error}",
-    "copy-blocks": "A copy waits until it is done: non_blocking=True lets the CPU go on.",
-    "converted-before-copy": "The images are reordered on the CPU, into new memory that is not pinned: the copy to a GPU "
-    "then waits, and the CPU has done the work. Give .to() device and memory_format together, or reorder after the copy.",
-    "images-converted-twice": "The images are reordered {n} times on their way. Once is enough, and not at all if they come "
-    "in channels_last.",
-    "view-fails": "A .view() asks for an order that is not in memory: with channels_last, dimensions N and C cannot be "
-    "merged, nor C with H. ({error})",
-    "norm-differs": "norm() gives other values: it normalises the channels of each pixel.",
-    "blur-differs": "blur() gives other values: each channel is smoothed by itself, with the same kernel.",
+    "copy-blocks": "Your copy makes the CPU wait until it is done. With non_blocking=True the CPU can go on.",
+    "converted-before-copy": "You reorder the images on the CPU, into new memory that is not pinned, so the copy "
+                             "to a GPU waits, and the CPU has done the work. Pass device and memory_format to "
+                             ".to() together, or reorder after the copy.",
+    "images-converted-twice": "The images are reordered {n} times on the way. Once is enough, and none is needed "
+                              "if they come in channels_last.",
+    "view-fails": "A .view() asks for an order that is not in memory. With channels_last, dimensions N and C "
+                  "cannot be merged, and neither can C and H. ({error})",
+    "norm-differs": "norm() gives other values. It must normalise the channels of each pixel.",
+    "blur-differs": "blur() gives other values. It must smooth each channel separately, with the same kernel.",
     "forward-differs": "The logits differ from those of the given network.",
     "norm-converts": "norm() still reorders its input or its output. Look at the strides of "
     "x.permute(0, 2, 3, 1) when x is in channels_last: there is nothing left to copy.",
-    "blur-converts": "blur() still reorders. Merging batch and channels needs the contiguous order; a convolution with "
-    "groups smooths each channel by itself without merging.",
+    "blur-converts": "blur() still reorders. Merging batch and channels needs the contiguous order; a convolution "
+                     "with groups smooths each channel separately without merging.",
     "forward-converts": "The forward pass still reorders: {error}. A .contiguous() without memory_format asks for the old "
     "format, and so do some reshapes.",
-    "view-with-gaps": "{name}() returns strides of neither format (a view with gaps, or rows and columns exchanged): the next "
-    "convolution has to copy it first.",
-    "blur-computes-more": "blur() does {factor:.0f} times the operations that it needs. Either it mixes all channels with a "
-    "kernel that is zero nearly everywhere (use groups), or it computes pixels and throws them away (use the stride).",
-    "loops": "The number of operators grows with the {what}: there is a Python loop. Let one operator do all.",
+    "view-with-gaps": "{name}() returns strides of neither format (a view with gaps, or rows and columns swapped), "
+                      "so the next convolution has to copy it first.",
+    "blur-computes-more": "blur() does {factor:.0f} times as many operations as it needs. Either it mixes all "
+                          "channels with a kernel that is almost all zeros (use groups), or it computes pixels and "
+                          "throws them away (use the stride).",
+    "loops": "The number of operators grows with the {what}, so there is a Python loop. Let one operator do all "
+             "the work.",
     "gradients-differ": "The gradient of {name} differs from that of the given network.",
     "backward-converts": "The backward pass copies into another order: {error}.",
 }  # fmt: skip
@@ -61,10 +67,10 @@ _NAMES = {"stem.weight", "bn.weight", "bn.bias", "position", "body.weight", "bod
 def balise_6(Mended, prepare, to_device):  # noqa: N803  (the first answer is a class)
     """The copy, the parts, the whole forward pass, the gradients; at each the conversions are counted."""
     torch.set_num_threads(1)  # small tensors: threads would only wait for each other; judge() puts the number back
-    yield "prepare() puts all that has 4 dimensions into channels_last, and changes no value"
+    yield "prepare() puts everything with 4 dimensions into channels_last, and changes no value"
     _prepared(Mended, prepare, nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
     model = _prepared(Mended, prepare)
-    yield "to_device() brings the images in channels_last, reordered once, and the labels"
+    yield "to_device() returns the images in channels_last, reordered once, and the labels"
     _copies(to_device)
     yield "norm() and blur() give the same values, with no more operations"
     _parts(model)
@@ -80,7 +86,7 @@ def balise_6(Mended, prepare, to_device):  # noqa: N803  (the first answer is a 
     _work(model)
     yield "no conversion is left in norm(), in blur() and in the forward pass"
     _no_conversion(model)
-    yield "the gradients are those of the given network, and backward converts nothing"
+    yield "the gradients are those of the given network, and the backward pass converts nothing"
     _gradients(_prepared(Mended, prepare), state, images, labels)
 
 

@@ -7,57 +7,59 @@ from dlojz_tp.checking import Wrong
 from dlojz_tp.checks.tensor_cores_channels_last.numbers import first, same, several
 
 HINTS = {
-    "not-a-cost": "Both functions return two numbers: (floating-point operations, bytes moved).",
-    "cost-swapped": "The two numbers are swapped: the operations come first, then the bytes.",
-    "multiply-add-once": "A multiply-add counts as one here. It is two floating-point operations.",
-    "result-not-moved": "The result is missing from the bytes: it has to be written to memory.",
-    "operand-not-moved": "An operand is missing from the bytes: input and weights are both read.",
-    "elements-not-bytes": "These are elements. Multiply by the bytes of an element.",
-    "moved-at-each-use": "Here a value is moved each time it is used. Count each operand and the result once: what a "
-    "perfect cache would move.",
-    "wrong-product-flop": "The operations of this matrix product are wrong: each of its results is a sum of how many "
-    "products?",
-    "wrong-product-bytes": "The bytes of this matrix product are wrong: two operands and one result, each once.",
-    "kernel-not-squared": "The kernel has two dimensions: each result sums over kernel × kernel pixels.",
-    "batch-forgotten": "This is the work for one image. The batch has {batch}.",
-    "not-square": "Height and width of the image differ. Each has its own size after the convolution.",
-    "borders-ignored": "Without padding a convolution gives fewer pixels than it takes: the kernel must fit into the image.",
-    "stride-ignored": "With a stride of s the kernel stops at every s-th pixel only: there are fewer results.",
-    "pixels-rounded-up": "Where the stride does not divide, the last, incomplete position of the kernel does not count: "
-    "round down.",
-    "pixels-not-whole": "The number of pixels of the result is a whole number: round down before you multiply.",
+    "not-a-cost": "Both functions must return two numbers: (floating-point operations, bytes moved).",
+    "cost-swapped": "You have swapped the two numbers: the operations come first, then the bytes.",
+    "multiply-add-once": "You count a multiply-add as one operation. It is two floating-point operations.",
+    "result-not-moved": "Your bytes lack the result: it has to be written to memory.",
+    "operand-not-moved": "Your bytes lack an operand: input and weights are both read.",
+    "elements-not-bytes": "These are elements. Multiply by the number of bytes per element.",
+    "moved-at-each-use": "You move a value each time it is used. Count each operand and the result once, as a "
+                         "perfect cache would move them.",
+    "wrong-product-flop": "The operations of this matrix product are wrong. How many products are summed in each "
+                          "result?",
+    "wrong-product-bytes": "The bytes of this matrix product are wrong. Count two operands and one result, each once.",
+    "kernel-not-squared": "The kernel has two dimensions, so each result sums over kernel × kernel pixels.",
+    "batch-forgotten": "This is the work for one image. The batch has {batch} images.",
+    "not-square": "The image's height and width differ. Each has its own size after the convolution.",
+    "borders-ignored": "Without padding, the output of a convolution has fewer pixels than its input: the kernel "
+                       "must fit into the image.",
+    "stride-ignored": "With a stride of s the kernel stops only at every s-th pixel, so there are fewer results.",
+    "pixels-rounded-up": "Where the stride does not divide evenly, the last, incomplete position of the kernel "
+                         "does not count. Round down.",
+    "pixels-not-whole": "The number of output pixels is a whole number. Round down before you multiply.",
     "padding-ignored": "Padding adds pixels around the image, so there are more results.",
     "padding-one-side": "Padding is added on both sides of the image, in height and in width.",
     "groups-ignored": "With groups, a result sums over the input channels of its own group only: c_in / groups.",
-    "groups-twice": "Each of the c_out results sums over c_in / groups channels: divide by the groups once.",
-    "weights-ignore-groups": "The operations are right, but with groups there are fewer weights to move too: each output "
-    "channel has c_in / groups of them a kernel position.",
-    "weights-each-image": "The weights are counted once for each image. They serve the whole batch: count them once.",
-    "padding-moved": "The zeros of the padding are not in memory: the image is read as it is.",
-    "wrong-conv-flop": "The operations of this convolution are wrong: results × products in each × 2.",
-    "wrong-conv-bytes": "The bytes of this convolution are wrong: image, weights and result, each once.",
+    "groups-twice": "Each of the c_out results sums over c_in / groups channels. Divide by the groups only once.",
+    "weights-ignore-groups": "The operations are right, but with groups there are also fewer weights to move: each "
+                             "output channel has c_in / groups of them per kernel position.",
+    "weights-each-image": "You count the weights once for each image. They serve the whole batch: count them once "
+                          "in all.",
+    "padding-moved": "The zeros of the padding are not in memory. Count the image without padding.",
+    "wrong-conv-flop": "The operations of this convolution are wrong. They are results × products in each × 2.",
+    "wrong-conv-bytes": "The bytes of this convolution are wrong. Count image, weights and result, each once.",
 }  # fmt: skip
 PAIR = "(operations, bytes)"
 
 
 def balise_1(matmul_cost, conv_cost):
     """Products of uneven sizes; convolutions with one more difficulty at a time."""
-    yield "a matrix product: operations and bytes, by the sizes and the bytes of an element"
+    yield "a matrix product: operations and bytes, from the sizes and the bytes per element"
     for m, n, k, size in ((64, 32, 80, 2), (1, 4096, 512, 2), (7, 13, 5, 4), (1000, 50257, 768, 1), (3, 11, 2, 8)):
         _product(matmul_cost, m, n, k, size)
-    yield "a convolution: kernel 3, and a kernel of 1"
+    yield "a convolution: kernel 3, and kernel 1"
     _conv(conv_cost, 5, 6, 11, 17, 13, 3, 1, 0, 1, 4)
     _conv(conv_cost, 6, 64, 48, 14, 9, 1, 1, 0, 1, 2)
     yield "with padding"
     _conv(conv_cost, 3, 10, 7, 19, 12, 5, 1, 2, 1, 2)
-    yield "with a stride, one that does not divide too"
+    yield "with a stride, also one that does not divide evenly"
     _conv(conv_cost, 4, 3, 14, 23, 16, 3, 2, 0, 1, 2)
     _conv(conv_cost, 3, 8, 16, 14, 10, 1, 2, 0, 1, 2)
     _conv(conv_cost, 4, 3, 22, 33, 26, 7, 3, 3, 1, 4)
-    yield "with groups, up to one channel each (depthwise)"
+    yield "with groups, up to one channel per group (depthwise)"
     _conv(conv_cost, 3, 12, 20, 15, 10, 3, 1, 1, 4, 2)
     _conv(conv_cost, 7, 96, 96, 20, 14, 3, 2, 1, 96, 2)
-    yield "one image, one byte an element; float64"
+    yield "one image, one byte per element; float64"
     _conv(conv_cost, 1, 32, 64, 9, 31, 3, 2, 1, 2, 1)
     _conv(conv_cost, 1, 8, 24, 5, 5, 5, 4, 0, 8, 8)
 
@@ -156,4 +158,4 @@ def _flop_mistakes(flop, batch, c_in, c_out, height, width, kernel, stride, padd
 
 
 def _bytes(size):
-    return f"{size} byte{'s' if size > 1 else ''} an element"
+    return f"{size} byte{'s' if size > 1 else ''} per element"

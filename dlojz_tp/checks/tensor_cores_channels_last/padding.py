@@ -12,56 +12,61 @@ from dlojz_tp.checks.tensor_cores_channels_last.numbers import first, same, seve
 from dlojz_tp.probes.operations import Operations
 
 HINTS = {
-    "not-size-and-extra": "padded_size returns two numbers: the padded size and the fraction of work added.",
-    "size-rounded-down": "The padded size is smaller than the size: columns would be lost. Round up.",
-    "aligned-padded": "This size is a multiple already. It needs no padding.",
-    "bytes-as-elements": "The alignment is in bytes. How many elements of this dtype are that?",
-    "dtype-ignored": "The same multiple for every dtype: the alignment is in bytes, and elements differ in size.",
-    "power-of-two": "A multiple is enough: the next power of two adds far more work.",
-    "wrong-size": "The padded size is the smallest multiple of alignment bytes, in elements, that is not below size.",
-    "extra-of-padded": "The fraction compares what is added with the work before, not with the padded work.",
-    "ratio-not-extra": "This is padded over unpadded. The fraction added is one less.",
+    "not-size-and-extra": "padded_size must return two numbers: the padded size and the fraction of work added.",
+    "size-rounded-down": "Your padded size is smaller than the size, so columns would be lost. Round up.",
+    "aligned-padded": "This size is already a multiple. It needs no padding.",
+    "bytes-as-elements": "The alignment is in bytes. How many elements of this dtype is that?",
+    "dtype-ignored": "You use the same multiple for every dtype. The alignment is in bytes, and elements differ in "
+                     "size.",
+    "power-of-two": "You round up to the next power of two, which adds far more work. A multiple is enough.",
+    "wrong-size": "The padded size is wrong. It is the smallest multiple of alignment bytes, in elements, that is "
+                  "not below size.",
+    "extra-of-padded": "The fraction compares the added work with the work before padding, not with the padded work.",
+    "ratio-not-extra": "This is padded over unpadded. The added fraction is one less.",
     "extra-in-elements": "This is the number of elements added. Divide by the size.",
-    "extra-in-percent": "A fraction was asked for, not a percentage.",
-    "wrong-extra": "The fraction of work added is wrong: (padded - size) / size.",
-    "not-a-module": "PaddedLinear must be an nn.Module: the optimizer has to find its weights.",
-    "padding-visible": "The output has the padded width. Logits of zero that nobody asked for take part in a softmax: return "
-    "the first out_features of them.",
-    "not-padded": "The matrix product inside has {width} columns, as before. The weights have to be padded.",
-    "given-layer-kept": "parameters() holds the given layer's weights as well: an optimizer would get both. Keep what you need of it, not the "
-    "layer.",
-    "alignment-ignored": "The layer is padded to the same size for every alignment: use the one that is given.",
-    "pads-each-call": "The weights are padded anew in each forward pass: a copy of them all, every step. Pad once, in "
-    "__init__.",
-    "weights-not-parameters": "The padded weights are not in parameters(): no optimizer will train them. Use nn.Parameter.",
+    "extra-in-percent": "The task asks for a fraction, not a percentage.",
+    "wrong-extra": "The fraction of work added is wrong. It is (padded - size) / size.",
+    "not-a-module": "PaddedLinear must be an nn.Module, so that the optimizer finds its weights.",
+    "padding-visible": "The output has the padded width, so extra logits of zero take part in a softmax. Return "
+                       "only the first out_features columns.",
+    "not-padded": "The matrix product inside still has {width} columns. Pad the weights.",
+    "given-layer-kept": "parameters() also has the given layer's weights, so an optimizer would get both. Keep "
+                        "what you need from the layer, not the layer itself.",
+    "alignment-ignored": "You pad the layer to the same size for every alignment. Use the given one.",
+    "pads-each-call": "You pad the weights again in each forward pass, which copies all of them at every step. Pad "
+                      "once, in __init__.",
+    "weights-not-parameters": "The padded weights are not in parameters(), so no optimizer will train them. Use "
+                              "nn.Parameter.",
     "bias-lost": "The output lacks the layer's bias.",
-    "bias-made-up": "The layer has no bias (bias=None), and the padded one must have none.",
-    "padding-not-zero": "The rows after the given ones are not zero: the given ones come first, then zeros. An optimizer with "
-    "weight decay, and a norm of all weights, would see others.",
+    "bias-made-up": "The given layer has no bias (bias=None), so the padded one must have none either.",
+    "padding-not-zero": "The rows after the given ones are not zero. The given rows come first, then zeros: "
+                        "otherwise an optimizer with weight decay, and a norm of all weights, would see other "
+                        "values.",
     "wrong-columns": "The output differs from that of the given layer, though its shape is right.",
-    "wrong-shape": "The output has another shape than that of the given layer.",
-    "padded-for-float32": "A layer of 9 outputs in {dtype}, at {alignment} bytes, has no weight of 16 rows. The size to pad to depends on the "
-    "layer's own dtype.",
-    "dtype-changed": "The padded layer has another dtype than the given one: nn.Linear and torch.zeros make float32 if not told otherwise.",
-    "result-dtype": "For a layer and an input in {dtype}, the padded one {what}. What comes out has the layer's dtype, as it has without "
-    "padding.",
+    "wrong-shape": "The output does not have the same shape as that of the given layer.",
+    "padded-for-float32": "A layer of 9 outputs in {dtype}, at {alignment} bytes, has no weight with 16 rows. The "
+                          "size to pad to depends on the layer's own dtype.",
+    "dtype-changed": "The padded layer has another dtype than the given one. nn.Linear and torch.zeros use float32 "
+                     "unless you pass a dtype.",
+    "result-dtype": "For a layer and an input in {dtype}, the padded layer {what}. The output must have the "
+                    "layer's dtype, as it does without padding.",
     "device-changed": "The padded layer is not on the given layer's device.",
-    "given-layer-changed": "The layer that was given has changed. Leave it as it is.",
-    "weights-shared": "The new layer and the given one share their weights: training the one would change the other. Copy "
-    "them, also where no row has to be added.",
+    "given-layer-changed": "You changed the given layer. Leave it as it is.",
+    "weights-shared": "The new layer shares its weights with the given one, so training one would change the "
+                      "other. Copy them, even where no row has to be added.",
     "gradient-differs": "The gradient of the real rows differs from that of the given layer.",
-    "input-gradient-differs": "The gradient of the input differs from that of the given layer: the layers before would learn "
-    "something else, or nothing.",
+    "input-gradient-differs": "The gradient of the input differs from that of the given layer, so the layers "
+                              "before it would learn something else, or nothing.",
 }  # fmt: skip
 
 
 def balise_4(padded_size, PaddedLinear):  # noqa: N803  (the answer is a class)
     """Sizes by arithmetic in bytes; the layer against the given one: values, gradients, what runs inside."""
     torch.set_num_threads(1)  # small tensors: threads would only wait for each other; judge() puts the number back
-    yield "the padded size, 16 bytes aligned: float32, bfloat16, int8"
+    yield "the padded size, aligned to 16 bytes: float32, bfloat16, int8"
     for size, dtype in ((50257, torch.bfloat16), (50257, torch.float32), (50257, torch.int8), (1001, torch.float16)):
         _size(padded_size, size, dtype, 16)
-    yield "sizes that fit already; other alignments"
+    yield "sizes that already fit; other alignments"
     for size, dtype, alignment in (
         (1024, torch.float32, 16), (8, torch.float16, 16), (50257, torch.bfloat16, 128), (37, torch.float32, 128),
         (130, torch.int8, 128), (1, torch.bfloat16, 16), (1000, torch.float64, 64),
@@ -70,12 +75,12 @@ def balise_4(padded_size, PaddedLinear):  # noqa: N803  (the answer is a class)
     yield "the layer gives the same output, of the same shape"
     for n_out, shape, bias in ((13, (5,), True), (13, (2, 3), False), (16, (4,), True)):
         _same_output(PaddedLinear, n_out, shape, bias)
-    yield "inside, the product has the padded size, padded once and not in each call"
+    yield "inside, the product has the padded size; the padding is done once, not in each call"
     _padded_inside(PaddedLinear)
-    yield "the given layer stays as it is, also where nothing is padded"
+    yield "the given layer stays as it is, even where nothing is padded"
     for n_out in (13, 16):
         _own_weights(PaddedLinear, _layer(n_out))
-    yield "the gradients of the real rows are equal, the padding is zero and stays so"
+    yield "the gradients of the real rows are equal; the padding is zero and stays zero"
     _gradients(PaddedLinear)
     yield "dtype and device are those of the given layer"
     for layer, alignment in ((nn.Linear(6, 9, dtype=torch.bfloat16), 16), (nn.Linear(6, 9, dtype=torch.float64), 128)):

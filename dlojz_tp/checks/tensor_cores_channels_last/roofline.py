@@ -5,26 +5,29 @@ from dlojz_tp.checks.tensor_cores_channels_last.numbers import first, number, sa
 
 HINTS = {
     "not-three-values": "Return three values: attainable FLOP/s, \"compute\" or \"memory\", and the ridge point.",
-    "times-added": "Here computing and moving follow each other. On a roofline they overlap: the slower one decides.",
-    "upper-roof": "This is the higher of the two roofs. The lower one is what a kernel can reach.",
-    "peak-only": "This is the peak, whatever the intensity. Under the slanted roof the memory is slower: bandwidth × "
-    "intensity.",
-    "slope-only": "This is bandwidth × intensity also where that is more than the peak.",
-    "intensity-inverted": "The intensity is upside down: it is FLOP per byte, not bytes per FLOP.",
-    "seconds-not-rate": "This is the time in seconds. The work divided by it is the attainable FLOP/s.",
-    "fraction-not-rate": "This is the fraction of the peak. FLOP/s were asked for.",
-    "scaled-rate": "The number is right but for a power of ten: FLOP/s go in, FLOP/s come out.",
-    "wrong-rate": "The attainable rate is wrong: the lower of the peak and bandwidth × intensity.",
-    "ridge-inverted": "The ridge point is upside down: it is an intensity, in FLOP per byte.",
-    "ridge-of-the-layer": "This is the layer's intensity. The ridge point belongs to the machine: where its two roofs meet.",
-    "wrong-ridge": "The ridge point is the intensity at which bandwidth × intensity reaches the peak.",
-    "other-words": "The bound is one of two words, \"compute\" or \"memory\".",
-    "bound-reversed": "The two words are exchanged: left of the ridge point the memory is the limit.",
-    "bound-by-counts": "More operations than bytes is not enough to be bound by computing: machines do many operations in "
-    "the time of a byte. Compare the intensity with the ridge point.",
-    "bound-beside-ridge": "Close to the ridge point the word is wrong. Compare the two intensities as they are, neither rounded "
-    "nor with a margin.",
-    "bound-of-one-machine": "The word is right for one machine and wrong for another. Let peak and bandwidth decide.",
+    "times-added": "You let computing and moving data follow each other. On a roofline they overlap, and the "
+                   "slower one decides.",
+    "upper-roof": "This is the higher of the two roofs. A kernel can reach only the lower one.",
+    "peak-only": "This is the peak, whatever the intensity. Under the slanted roof the memory is slower: use "
+                 "bandwidth × intensity.",
+    "slope-only": "This is bandwidth × intensity, even where that is more than the peak.",
+    "intensity-inverted": "Your intensity is upside down: it is FLOP per byte, not bytes per FLOP.",
+    "seconds-not-rate": "This is the time in seconds. Divide the work by it to get the attainable FLOP/s.",
+    "fraction-not-rate": "This is a fraction of the peak. The task asks for FLOP/s.",
+    "scaled-rate": "The number is right except for a power of ten: FLOP/s go in, FLOP/s come out.",
+    "wrong-rate": "The attainable rate is wrong. It is the lower of the peak and bandwidth × intensity.",
+    "ridge-inverted": "Your ridge point is upside down: it is an intensity, in FLOP per byte.",
+    "ridge-of-the-layer": "This is the layer's intensity. The ridge point belongs to the machine: it is where the "
+                          "two roofs meet.",
+    "wrong-ridge": "The ridge point is wrong. It is the intensity at which bandwidth × intensity reaches the peak.",
+    "other-words": 'The bound must be one of two words, "compute" or "memory".',
+    "bound-reversed": "You have swapped the two words: to the left of the ridge point, memory is the limit.",
+    "bound-by-counts": "Having more operations than bytes does not make a layer compute-bound: machines do many "
+                       "operations in the time that one byte takes. Compare the intensity with the ridge point.",
+    "bound-beside-ridge": "Close to the ridge point your word is wrong. Compare the two intensities exactly, "
+                          "without rounding and without a margin.",
+    "bound-of-one-machine": "Your word is right for one machine and wrong for another. Decide with the peak and "
+                            "the bandwidth.",
 }  # fmt: skip
 A100, CPU, H100_FP32 = (312e12, 2039e9), (120e9, 20e9), (67e12, 3350e9)
 FORM = '(FLOP/s, "compute" or "memory", FLOP per byte)'
@@ -32,9 +35,9 @@ FORM = '(FLOP/s, "compute" or "memory", FLOP per byte)'
 
 def balise_2(roofline):
     """Both sides of the ridge, on three machines; work without operations."""
-    yield "under the slanted roof: 4 FLOP a byte on an A100"
+    yield "under the slanted roof: 4 FLOP per byte on an A100"
     _rate(roofline, 4e9, 1e9, *A100)
-    yield "under the flat roof: 700 FLOP a byte"
+    yield "under the flat roof: 700 FLOP per byte"
     _rate(roofline, 2.1e12, 3e9, *A100)
     yield "other machines, other layers"
     for flop, moved in ((3e6, 7e5), (5e9, 3e8), (8e12, 1.3e9), (1e7, 9e8), (2e9, 1e7)):

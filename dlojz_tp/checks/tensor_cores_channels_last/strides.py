@@ -10,30 +10,34 @@ HINTS = {
     "not-four-strides": "Strides are four numbers, in the order N, C, H, W, whatever the order in memory.",
     "strides-as-listed-nhwc": "These are the right numbers in the order N, H, W, C. The shape stays N, C, H, W, and so do the "
     "strides: the second one belongs to the channel.",
-    "shape-not-strides": "These are sizes. A stride says how many elements further the next index of that dimension lies.",
-    "height-for-width": "A step down skips a whole row: the *width* decides, and height and width differ here.",
-    "format-ignored": "Both formats got the same strides.",
-    "channels-forgotten": "In channels_last the channels of a pixel lie side by side: a step to the right skips all of them.",
+    "shape-not-strides": "These are sizes. A stride is the distance, in elements, to the next index of that dimension.",
+    "height-for-width": "A step down skips a whole row. Its length is the *width*, and height and width differ here.",
+    "format-ignored": "You return the same strides for both formats.",
+    "channels-forgotten": "In channels_last the channels of a pixel are next to each other, so a step to the right "
+                          "skips all of them.",
     "strides-in-bytes": "PyTorch counts strides in elements, not in bytes.",
     "wrong-strides": "These strides are not those of a {format} tensor.",
-    "not-a-set": "Return a set: a tensor can be in none, one or both of the formats.",
+    "not-a-set": "Return a set: a tensor can be in neither, one or both of the formats.",
     "both-formats": "This tensor is in both formats: with one channel, or one pixel, the two orders are the same.",
-    "size-one-counts": "The stride of a dimension of size 1 is never used, so it may be anything. Leave such dimensions out.",
-    "one-stride-looked-at": "A single stride does not tell: these elements have gaps, or another order. All dimensions "
-    "longer than 1 must fit.",
-    "formats-exchanged": "The two names are exchanged.",
-    "wrong-formats": "The formats of this tensor are wrong.",
-    "input-returned": "This is the input's own memory, and its format has not changed.",
-    "shape-permuted": "The shape has changed. A channels_last tensor is still N, C, H, W: only its strides are others.",
-    "still-contiguous": "The elements still lie in the old order. permute alone makes a view: someone has to move them.",
-    "memory-reread": "The strides are right, but the elements have not moved: the old memory is read in a new order, and "
-    "gives other values.",
-    "memory-format-asked": "PyTorch was asked for the format ({error}). Here you do by hand what it does.",
-    "copied-twice": "The elements are copied {n} times. Once is enough.",
-    "copy-elsewhere": "The copy of a tensor that is not in the CPU's memory ({error}): what is made has to lie where x lies, by "
-    "device=x.device or a method of x, without NumPy.",
+    "size-one-counts": "The stride of a dimension of size 1 is never used, so it can have any value. Ignore such "
+                       "dimensions.",
+    "one-stride-looked-at": "A single stride is not enough: these elements have gaps, or another order. All "
+                            "dimensions longer than 1 must fit.",
+    "formats-exchanged": "You have swapped the two names.",
+    "wrong-formats": "You return the wrong formats for this tensor.",
+    "input-returned": "This is still the input's own memory, and its format has not changed.",
+    "shape-permuted": "The shape has changed. A channels_last tensor still has the shape N, C, H, W: only its "
+                      "strides differ.",
+    "still-contiguous": "The elements are still in the old order. permute alone only makes a view: you have to "
+                        "move the elements.",
+    "memory-reread": "The strides are right, but you have not moved the elements. The old memory is read in a new "
+                     "order and gives other values.",
+    "memory-format-asked": "You ask PyTorch for the format ({error}). Here you do by hand what it does.",
+    "copied-twice": "You copy the elements {n} times. Once is enough.",
+    "copy-elsewhere": "Here x is not in the CPU's memory, and you make no copy on its device ({error}). Create the "
+                      "copy where x is, with device=x.device or a method of x, without NumPy.",
     "wrong-copy": "The copy has other values than the input.",
-    "input-changed": "The input was changed, its values or its strides. Whoever holds it sees another tensor.",
+    "input-changed": "You change the input, its values or its strides. Other code that holds it sees another tensor.",
     "dtype-not-kept": "The copy has another dtype than the input.",
 }  # fmt: skip
 SHAPES = [(2, 3, 4, 5), (7, 64, 9, 6), (1, 3, 224, 200), (5, 1, 6, 7), (4, 8, 1, 1), (1, 1, 1, 1), (3, 5, 1, 8)]
@@ -48,7 +52,7 @@ def balise_5(strides_of, formats_of, channels_last_copy):
     yield "strides of a channels_last tensor, in the order N, C, H, W"
     for shape in SHAPES:
         _strides(strides_of, shape, True)
-    yield "a format is recognised by the strides"
+    yield "a format is recognised by its strides"
     for tensor in (_tensor((2, 3, 4, 5), False), _tensor((2, 3, 4, 5), True), _tensor((1, 6, 7, 5), True)):
         _formats(formats_of, tensor)
     yield "one channel, or one pixel: both formats"
@@ -63,7 +67,7 @@ def balise_5(strides_of, formats_of, channels_last_copy):
     yield "the copy has the same shape and values, and the other order in memory"
     for shape in SHAPES[:3]:
         _copy(channels_last_copy, _values(shape))
-    yield "one move of each element, without asking PyTorch for the format"
+    yield "each element is moved once, without asking PyTorch for the format"
     _one_move(channels_last_copy)
     yield "views, one channel, one pixel, half precision"
     base = _values((3, 4, 6, 5))
@@ -73,10 +77,10 @@ def balise_5(strides_of, formats_of, channels_last_copy):
               base.permute(0, 3, 2, 1).contiguous().permute(0, 3, 2, 1),  # channels first, then the height
               _values((5, 1, 6, 7)).transpose(2, 3)):  # fmt: skip
         _copy(channels_last_copy, x)
-    yield "where x lies, on whatever device"
+    yield "on the device of x, whichever that is"
     try:
         got = channels_last_copy(torch.empty(2, 3, 4, 5, device="meta"))
-        elsewhere = "" if got.is_meta else f"it lies on {got.device}"
+        elsewhere = "" if got.is_meta else f"the copy is on {got.device}"
     except Exception as error:
         elsewhere = f"{type(error).__name__}: {error}".split("\n")[0]
     if elsewhere:
