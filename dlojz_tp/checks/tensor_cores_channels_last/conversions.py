@@ -10,8 +10,8 @@ from dlojz_tp.checks.tensor_cores_channels_last.layouts import Layouts, layout
 from dlojz_tp.probes.operations import Operations, copies
 
 HINTS = {
-    "other-parameters": "Mended must have the parameters of the given network, with the same names and no others: "
-                        "the network's weights will be loaded into it.",
+    "other-parameters": "Mended must have the parameters of the given network, with the same names, and no others to "
+                        "train: the network's weights will be loaded into it.",
     "prepare-returns-model": "prepare() must return the model, an nn.Module.",
     "model-copied": "prepare() returns another model and leaves the given one as it was, so an optimizer made "
                     "before would train the old one. Module.to() converts in place.",
