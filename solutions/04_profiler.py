@@ -142,12 +142,12 @@ print(gains.expected(NAME))
 #
 # ## The idea
 #
-# On a GPU the processor doesn't compute. It runs your Python code and *queues* kernels, and the device works the queue off, on
+# On a GPU the processor doesn't compute. It runs your Python code and *queues* kernels, and the device works through the queue, on
 # several streams at once. The device is busy while at least one kernel or copy runs:
 #
 # $$\text{busy} = \frac{1}{T}\;\Bigl|\,\bigcup_i\,[\,b_i,\ e_i\,]\,\Bigr|$$
 #
-# where $b_i$ and $e_i$ are the begin and end of kernel or copy $i$, and $T$ is the length of the recorded steps. These two traces
+# where $b_i$ and $e_i$ are the start and end of kernel or copy $i$, and $T$ is the length of the recorded steps. These two traces
 # are **generated, not recorded**:
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -612,7 +612,7 @@ left = find_waits(flowing_step)
 #             first                          gap       last
 # ```
 #
-# Given: `first` and `last`, the begin and end of the recorded steps in microseconds, and `work`, the device's events.
+# Given: `first` and `last`, the start and end of the recorded steps in microseconds, and `work`, the device's events.
 #
 # Write `gaps`, all intervals `(begin, end)` between `first` and `last` in which the device does nothing, and `idle`, their total length. There may
 # be a gap at the very beginning, at the very end, or nothing but one gap. About 7 lines.

@@ -5,7 +5,7 @@
 # and every trial is a whole training. That makes a search the most expensive computation most teams ever run.
 #
 # **What you will gain**, counted in *epochs of training until a configuration reaches 98 % validation accuracy*: about
-# six times fewer with successive halving, and no worker that waits with ASHA. First the baseline, random search.
+# six times fewer with successive halving, and no waiting workers with ASHA. First the baseline, random search.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import copy
@@ -130,7 +130,7 @@ axes.set(
 plt.show()
 
 # %% [markdown]
-# This works only if the ranking after a few epochs predicts the final ranking. But how reliable is even the final ranking? Two
+# This works only if the ranking after a few epochs predicts the final ranking. How reliable is the final ranking itself? Two
 # seeds order all 936 configurations almost identically: the correlation of their ranks is 0.97.
 
 # %%
@@ -523,7 +523,7 @@ points = np.array([in_cube(config) for config in table.configurations])  # (936,
 # - **`expected_improvement`**: the formula, for arrays. `std` may be 0. 3 lines.
 # - **`bayesian_search`** tries `n_first` points at random, then always the most promising one. Fit `model` to what was tried,
 #   and write `promise`, the expected improvement of every point over the best value so far. The model can't be fitted to
-#   NaN, but it should learn to keep away from there: give it the lowest value seen so far instead. 4 lines.
+#   NaN, but it should learn to avoid them: give it the lowest value seen so far instead. 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -817,7 +817,7 @@ right.legend(fontsize=8)
 plt.show()
 
 # %% [markdown]
-# Above all, no member stays poor. The *best* network gains little here: among twelve random rates one is good already.
+# Above all, no member stays poor. The *best* network gains little here: among twelve random rates, one is already good.
 # The schedule is greedy, because members are copied for being good *now*. Populations pay off where no good schedule is known, as in
 # reinforcement learning.
 

@@ -474,7 +474,7 @@ for sequences in (1, 4, 16):
     print(f"{sequences:>3} sequences of 2048 tokens a GPU: {computing:5.2f} s of computing")
 
 # %% [markdown]
-# With few tokens in a step the link is the bottleneck; with many, it hides in the computing.
+# With few tokens in a step the link is the bottleneck; with many, the copies finish during the computing.
 #
 # ## A model that is never whole
 #

@@ -43,7 +43,7 @@ MIB = 2**20
 # %% [markdown]
 # ## The idea
 #
-# Cut the batch into $m$ *micro-batches*. A stage needs $t_F$ for the forward of one and $t_B$ for its backward. While
+# Cut the batch into $m$ *micro-batches*. A stage needs $t_F$ for the forward of a micro-batch and $t_B$ for its backward. While
 # the pipeline of $p$ stages fills and drains, each stage is idle for $p - 1$ turns: the **bubble**.
 #
 # $$t_\text{step} = (m + p - 1)\,(t_F + t_B), \qquad \text{bubble} = \frac{p-1}{m+p-1}$$
@@ -475,8 +475,8 @@ faster.shows(
 )
 
 # %% [markdown]
-# The first row shows the price of micro-batches: products of fewer rows, and more calls. Make them no smaller than the
-# bubble demands.
+# The first row shows the price of micro-batches: products of fewer rows, and more calls. Don't make them
+# smaller than the bubble demands.
 #
 # ### Balise 5 · Schedules as data · about 11 min
 #

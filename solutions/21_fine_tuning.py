@@ -323,7 +323,7 @@ show_steps()
 # %% [markdown]
 # ## The trap of batch norm
 #
-# What if the body stays in training mode, though no parameter of it learns? We put the *old* head back and ask for the old classes.
+# What if the body stays in training mode, although none of its parameters learns? We put the *old* head back and ask for the old classes.
 
 # %%
 forgotten = tp.predict(
