@@ -5,7 +5,7 @@
 # loader's workers, some on the GPU.
 #
 # **What you will gain.** A loop over images starts operations for each image. You write MixUp and CutMix for the whole
-# batch, with the same number of *operations* for any batch, counted here.
+# batch, with a number of *operations*, counted here, that does not depend on its size.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import io
@@ -38,13 +38,13 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channe
 # %% [markdown]
 # ## The idea
 #
-# RandAugment looks at one image at a time. MixUp and CutMix (Zhang et al., 2018; Yun et al., 2019) need *two* images,
-# so they work on the batch. With labels $y$ and a random $\lambda \sim \mathrm{Beta}(\alpha, \alpha)$ they make
+# RandAugment changes one image at a time, at random. MixUp and CutMix (Zhang et al., 2018; Yun et al., 2019) need *two*
+# images, so they work on the batch. With labels $y$ and a random $\lambda \sim \mathrm{Beta}(\alpha, \alpha)$ they make
 #
 # $$\tilde x = M \odot x_i + (1 - M) \odot x_j, \qquad \tilde y = \lambda\, y_i + (1 - \lambda)\, y_j$$
 #
 # For MixUp, $M = \lambda$ everywhere. For CutMix, $M$ is 0 in a rectangle with $1 - \lambda$ of the area, and 1
-# elsewhere. The labels are *soft*: a probability for each class.
+# elsewhere. The new labels are *soft*: a probability for each class.
 
 
 # %% jupyter={"source_hidden": true}
@@ -131,7 +131,7 @@ def random_batch(n, size=SIZE):
 rows = [
     (n, operations(lambda n=n: cutmix_loop(*random_batch(n), CLASSES, 1.0)) - 2) for n in BATCHES
 ]  # 2 make the batch
-report.table({"CutMix by a loop, images": "{}", "operations": "{:,}"}, rows)
+report.table({"CutMix in a loop, images": "{}", "operations": "{:,}"}, rows)
 
 # %% [markdown]
 # On a GPU, each operation is a kernel that Python has to start.
@@ -141,14 +141,14 @@ report.table({"CutMix by a loop, images": "{}", "operations": "{:,}"}, rows)
 # ### Balise 1 · RandAugment in its place · about 11 min
 #
 # Return a function that takes a PIL image (of any size, perhaps grey) and returns a float32 tensor `(3, size, size)`,
-# normalised with `MEAN` and `STD`. It crops by `RandomResizedCrop`, flips half of the images from left to right, and,
+# normalised with `MEAN` and `STD`. It crops with `RandomResizedCrop`, flips half of the images from left to right, and,
 # if `augment`, applies `v2.RandAugment()` **once, where it belongs**. Two things decide where: how many pixels it
 # processes, and which numbers its operations (posterise, equalise, solarise) expect. About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `v2.Compose` of a list. `v2.ToImage()` and `v2.ToDtype(torch.float32, scale=True)` turn levels from 0 to 255 into
-# floats in [0, 1]. `v2.RGB()` or `image.convert("RGB")` turns one channel into three.
+# Use `v2.Compose` with a list. `v2.ToImage()` and `v2.ToDtype(torch.float32, scale=True)` turn pixel values from 0 to
+# 255 into floats in [0, 1]. `v2.RGB()` or `image.convert("RGB")` turns one channel into three.
 # </details>
 
 
@@ -172,14 +172,14 @@ torch.manual_seed(5)
 photograph, augmented = decoded(4), make_transform(96, augment=True)
 original = v2.functional.to_image(photograph.resize((96, 96))) / 255
 windows = [augmented(photograph) for _ in range(6)]
-show(torch.stack([original, *windows]), ["the photograph", *(f"window {k}" for k in range(1, 7))])
+show(torch.stack([original, *windows]), ["the photograph", *(f"sample {k}" for k in range(1, 7))])
 
 # %% [markdown]
-# RandAugment hides in the workers as long as they keep up with the GPU. An A100 trains 2,470 images a second
-# (ResNet-50, mixed precision, published by NVIDIA).
+# RandAugment in the workers costs no extra time as long as they keep up with the GPU. An A100 trains on 2,470 images a
+# second (ResNet-50, mixed precision, published by NVIDIA).
 
 # %%
-cores = tp.predict("How many cores like this one keep such a GPU fed with decoded, augmented images?", ...)
+cores = tp.predict("How many cores like this one does it take to supply an A100 with decoded, augmented images?", ...)
 
 
 # %% jupyter={"source_hidden": true}
@@ -204,16 +204,17 @@ columns = {
     "cores needed, estimate": "{:.0f}",
 }
 report.table(columns, rows)
-cores.shows(needed, "{:.0f} cores", "Milliseconds an image add up when thousands of images a second are needed.")
+cores.shows(needed, "{:.0f} cores", "Milliseconds per image add up when thousands of images a second are needed.")
 
 # %% [markdown]
 # ## On the device, batch by batch
 #
-# Promises of all functions below: no loop over the images, everything on their device, no value read back.
+# All functions below keep three promises: no loop over the images, all work on the images' device, and no value read
+# back to the CPU.
 #
 # ### Balise 2 · MixUp for a batch · about 18 min
 #
-# `images` has the shape `(b, channels, h, w)`, in float32 or bfloat16. `labels` are integers `(b,)` or soft,
+# `images` has the shape `(b, channels, h, w)` and is float32 or bfloat16. `labels` are integers `(b,)` or soft,
 # `(b, classes)`. Return `(mixed, soft)`: images of the same shape and dtype, and soft labels `(b, classes)` in float32.
 #
 # - Draw **one λ for each image** from Beta(α, α) with torch. The partners are a permutation of the batch, random or a
@@ -225,8 +226,8 @@ cores.shows(needed, "{:.0f} cores", "Milliseconds an image add up when thousands
 # <details><summary>Hint</summary>
 #
 # `torch.distributions.Beta(a, a, validate_args=False).sample()` with tensors `a` of shape `(b,)` on the device; without
-# `validate_args=False` it reads `a` back to check it. `F.one_hot`, `lam.view(-1, 1, 1, 1)`, `torch.lerp`. λ in the
-# dtype of the images for the images, in float32 for the labels.
+# `validate_args=False` it reads `a` back to check it. `F.one_hot`, `lam.view(-1, 1, 1, 1)` and `torch.lerp` help too.
+# Use λ in the images' dtype for the images, and in float32 for the labels.
 # </details>
 
 
@@ -283,17 +284,17 @@ show(mixed, words(soft))
 # %% [markdown]
 # ### Balise 3 · The boxes of CutMix · further · about 11 min
 #
-# Given for each image are `lam` in [0, 1] and a centre `(y, x)` in pixels (float tensors of shape `(b,)`). The box has
-# the fraction `1 − lam` of the image's *area* and the image's proportions. Round it to whole pixels, and clip it to the
-# image.
+# For each image you are given `lam` in [0, 1] and a centre `(y, x)` in pixels (float tensors of shape `(b,)`). The box
+# has the fraction `1 − lam` of the image's *area* and the image's proportions. Round it to whole pixels, and clip it to
+# the image.
 #
 # Return `(boxes, lam)`: `boxes` int64 `(b, 4)` with top, left, bottom, right (the last two are the first row and column
-# *outside*), and the `lam` `(b,)` **that is really kept**: 1 minus the fraction of pixels in the box. About 8 lines.
+# *outside*), and the `lam` `(b,)` that is **really kept**: 1 minus the fraction of pixels in the box. About 8 lines.
 #
 # <details><summary>Hint</summary>
 #
-# A box of the fraction $1-\lambda$ of the area has sides $\sqrt{1-\lambda}$ of the image's. From the centre, half a
-# side goes each way. Clip, *then* count. `lam = 1` gives an empty box.
+# A box with the fraction $1-\lambda$ of the area has sides of $\sqrt{1-\lambda}$ times the image's. It extends half a
+# side each way from the centre. Clip, *then* count the pixels. `lam = 1` gives an empty box.
 # </details>
 
 
@@ -315,7 +316,7 @@ tp.check(3, cutmix_boxes)
 # %% [markdown]
 # ### Balise 4 · Masks without a loop · further · about 11 min
 #
-# From `boxes` `(b, 4)` make masks `(b, 1, height, width)`, `torch.bool`, True inside the box. About 5 lines.
+# From `boxes` `(b, 4)`, make `torch.bool` masks `(b, 1, height, width)` that are True inside the box. About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -344,7 +345,7 @@ tp.check(4, box_masks)
 # %% [markdown]
 # ### Balise 5 · CutMix for a batch · further · about 19 min
 #
-# The arguments, results and promises are those of `mixup`: one λ, one centre, uniform over the image, and one partner
+# The arguments, results and promises are those of `mixup`: one λ, one centre (uniform over the image) and one partner
 # for each image. The partner's pixels go into the box. Mix the labels by the area that is **really** cut. Use
 # `cutmix_boxes` and `box_masks`. About 12 lines.
 #
@@ -387,12 +388,12 @@ show(mixed, words(soft))
 # %% [markdown]
 # ### Balise 6 · A loss for soft labels · further · about 10 min
 #
-# With soft labels the loss is the mean over the images of $-\sum_c y_c \log p_c$. **Label smoothing** gives a part `s`
-# of the mass to all classes alike: $y' = (1-s)\,y + s / \text{classes}$.
+# With soft labels the loss is the mean over the images of $-\sum_c y_c \log p_c$. **Label smoothing** spreads a part
+# `s` of the mass equally over all classes: $y' = (1-s)\,y + s / \text{classes}$.
 #
 # - `soft_cross_entropy(logits, labels, smoothing)`: this loss with smoothed labels, a tensor `()`, without PyTorch's
-#   own losses. Compute in float32 if the logits have 16 bits. Take the logarithm of the softmax in one operation: with
-#   logits hundreds apart, a softmax is 0 and its logarithm infinite.
+#   own loss functions. Compute in float32 if the logits have 16 bits. Take the logarithm of the softmax in one
+#   operation: if logits are hundreds apart, a softmax can be 0 and its logarithm infinite.
 # - `top1(logits, soft)`: the fraction of images whose largest logit and largest label mass are in the same class, a
 #   tensor `()`.
 #
@@ -431,7 +432,8 @@ tp.check(6, soft_cross_entropy, top1)
 # %% [markdown]
 # ### Balise 7 · MixUp or CutMix, in the step · further · about 12 min
 #
-# Recipes use both and flip a coin for each batch, on the CPU: it would wait for a coin on the *device*.
+# Training recipes use both and flip a coin for each batch. Flip it on the CPU, which would have to wait for a coin
+# flipped on the *device*.
 #
 # - `MixOrCut(classes, alpha)`: in training mode, `forward(images, labels)` applies your `mixup` or your `cutmix` to the
 #   whole batch, each with probability 1/2. In eval mode it returns the images unchanged, with one-hot labels in
@@ -459,7 +461,7 @@ class MixOrCut(nn.Module):
         # BEGIN SOLUTION
         if not self.training:
             return images, labels if labels.dim() == 2 else F.one_hot(labels, self.classes).float()
-        mix = mixup if torch.rand(()) < 0.5 else cutmix  # drawn on the CPU: nobody waits
+        mix = mixup if torch.rand(()) < 0.5 else cutmix  # drawn on the CPU: nothing waits
         return mix(images, labels, self.classes, self.alpha)
         # END SOLUTION
 
@@ -485,11 +487,11 @@ tp.check(7, MixOrCut, train_step)
 # %% [markdown]
 # ## Race
 #
-# The loop, your versions, and torchvision's, which draw *one* box and one λ for the whole batch.
+# Race the loop, your versions, and torchvision's, which draw *one* box and one λ for the whole batch.
 
 # %%
 saved = tp.predict(
-    f"A batch of {BATCHES[-1]}: how many operations does the loop start for each one of your cutmix?", ...
+    f"In a batch of {BATCHES[-1]}, how many operations does the loop start for each one that your cutmix starts?", ...
 )
 
 
@@ -524,12 +526,12 @@ report.table(columns, rows)
 saved.shows(
     races[BATCHES[-1]]["CutMix, loop"][0] / races[BATCHES[-1]]["CutMix, yours"][0],
     "{:.0f}",
-    "Yours starts the same number for any batch. The loop starts a few dozen for each image.",
+    "Yours starts the same number for any batch. The loop starts a few dozen operations for each image.",
 )
 
 # %% [markdown]
-# On a CPU, each turn of the loop copies whole rows at the memory's speed. A **modelled** GPU, with 128 images, waits for
-# Python to start small kernels:
+# On a CPU, each iteration of the loop copies whole rows at the memory's speed. A **modelled** GPU, with 128 images,
+# waits for Python to start the loop's small kernels:
 
 
 # %%
@@ -556,14 +558,14 @@ worth.table(steps, makes=worth.Mixed, batches=(32, 128), keep=NAME)
 tp.progress()
 
 # %% [markdown]
-# In a whole step, the card's other work hides many starts.
+# In a whole training step, the GPU's other work hides the start of many kernels.
 #
 # ## Three questions
 #
 # <details><summary>The training accuracy under CutMix is 60 %, the validation accuracy 75 %. Is something broken?</summary>
 #
 # No. The training images are mixed: where λ is near one half, even a perfect network is "wrong" half of the time.
-# Compare validation with validation. (Mixing works against memorising: it pays in long trainings of large networks.)
+# Compare only validation accuracies. (Mixing works against memorising: it pays when a large network trains for long.)
 # </details>
 #
 # <details><summary>A colleague draws λ = 0.7, cuts a box near the corner, and uses 0.7 for the labels. What goes wrong?</summary>
@@ -574,11 +576,11 @@ tp.progress()
 #
 # <details><summary>Why is <code>if torch.rand((), device="cuda") &lt; 0.5:</code> slow, and how do you avoid it?</summary>
 #
-# Python must know the number to decide, so the CPU waits until the GPU has done all that was queued before. Draw on the
-# CPU, or compute both branches and select with <code>torch.where</code>.
+# Python must know the number to decide, so the CPU waits until the GPU has finished all work that was queued before.
+# Draw on the CPU, or compute both branches and select with <code>torch.where</code>.
 # </details>
 #
 # ## To remember
 #
 # Augment single images in the workers, as long as they keep up. Mix images on the device: the whole batch, without a
-# loop, without reading a value back. Labels follow the pixels that are really there. Next: many devices.
+# loop and without reading a value back. Labels must match the pixels that are really there. Next: many devices.

@@ -2,12 +2,12 @@
 # # Fully sharded data parallelism with PyTorch · about 110 min, core 55
 #
 # `fully_shard` is PyTorch's ZeRO stage 3. Each rank keeps a part (*shard*) of every parameter, of its gradient and of
-# the optimizer's states, and gathers a layer only while it computes with it. The call is one line. What you tell it
-# decides what it saves: which modules form a group, in which dtypes they travel, what is kept and what is fetched
+# the optimizer's states, and gathers a layer only while it computes with it. The call is one line. How you call it
+# decides how much it saves: which modules form a group, in which dtypes they travel, what is kept and what is fetched
 # again. A mistake is silent, because the losses stay right.
 #
-# **What you will gain.** Fewer *megabytes held by a rank* at the peak of a step, measured here on four ranks, and the
-# price in megabytes sent.
+# **What you will gain.** Fewer *megabytes held by a rank* at the peak of a step, measured here on four ranks together
+# with the price, in megabytes sent.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
@@ -51,8 +51,8 @@ MB = 1e6
 #
 # A *group* is a set of parameters that travels together: one all-gather makes it whole, and one reduce-scatter
 # distributes its gradients. With $\Psi$ parameters on $N$ ranks, in float32 with AdamW, a rank always holds
-# $16\,\Psi/N$ bytes. On top come the groups that are whole at a given moment (the root's, one block, and perhaps the
-# next one) and the activations $A$:
+# $16\,\Psi/N$ bytes. Added to these are the groups that are whole at a given moment (the root's, one block, and perhaps
+# the next one) and the activations $A$:
 #
 # $$M \;=\; \frac{16\,\Psi}{N} \;+\; 4\,(\psi_\text{root} + 2\,\psi_\text{block}) \;+\; A$$
 
@@ -84,8 +84,8 @@ plt.show()
 # %% [markdown]
 # ## The baseline, measured first
 #
-# A small decoder like Llama, in plain PyTorch. All ranks draw the same weights and see different batches. First plain
-# data parallelism (DDP), which keeps everything on every rank.
+# The model is a small decoder like Llama, in plain PyTorch. All ranks draw the same weights and see different batches.
+# The baseline is plain data parallelism (DDP), which keeps everything on every rank.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -101,7 +101,7 @@ def make_model(config=CONFIG):
 
 
 def rank_batch(step, length=LENGTH):
-    """Tokens of a step, (BATCH, length + 1), on this rank's device, others on each rank."""
+    """Tokens of a step, (BATCH, length + 1), on this rank's device, different on each rank."""
     return data.batch_of_text(TOKENS, BATCH, length + 1, 1000 * step + dist.get_rank()).to(launch.device())
 
 
@@ -120,13 +120,13 @@ PARTS = ("parameters", "optimizer states", "gradients", "gathered", "activations
 
 
 def ring_bytes(entry, n):
-    """Bytes that each of n ranks sends for one collective, with a ring. entry: of measure.Communications."""
+    """Bytes that each of n ranks sends for one collective, with a ring. entry: one of measure.Communications."""
     factor = {"all_gather": n - 1, "reduce_scatter": (n - 1) / n, "all_reduce": 2 * (n - 1) / n}
     return factor.get(entry["name"], 0) * entry["bytes"]
 
 
 def watched_step(model, optimizer, steps):
-    """So many steps, the last counts. Returns ({part: bytes} at the peak, those after each operation, collectives)."""
+    """Run `steps`; the last counts. Returns ({part: bytes} at the peak, those after each operation, collectives)."""
     live = measure.ShardBytes(record=True)
     for step in range(steps):
         log = measure.Communications()
@@ -142,10 +142,10 @@ def watched_step(model, optimizer, steps):
 
 
 def profiled(make):
-    """On a rank: train what `make(mesh)` gives. Losses, bytes by part, collectives: a dictionary."""
+    """On a rank: train what `make(mesh)` returns. Returns a dictionary: losses, bytes by part, collectives."""
     torch.set_num_threads(1)  # on a CPU, each rank is one core's worth
     model, optimizer = make(make_mesh())
-    watched = 3 if isinstance(model, DDP) else 2  # DDP arranges its buckets anew in the second
+    watched = 3 if isinstance(model, DDP) else 2  # DDP rearranges its buckets in the second
     peak, history, entries = watched_step(model, optimizer, watched)
     losses = [train_step(model, optimizer, rank_batch(step)) for step in range(watched, STEPS)]
     losses, n = torch.stack(losses).double(), dist.get_world_size()
@@ -199,23 +199,23 @@ run(replicated=replicated)
 #
 # **`shard(model, mesh)`**: make one group for each of `model.blocks`, and one for all other parameters (embedding, last
 # norm, head), over the ranks of `mesh`. `fully_shard` works in place: it turns each parameter into a `DTensor`, of
-# which this rank holds its rows, and keeps the names. Return the model. About 3 lines.
+# which this rank keeps some rows. The names stay the same. Return the model. About 3 lines.
 #
-# **`prepare(model, mesh, shard, learning_rate)`**: shard with the function that is passed in, because later balises
-# pass others, and continue with the model that it returns. Make a `torch.optim.AdamW` with a weight decay of 0.1.
-# Return `(model, optimizer)`. About 2 lines.
+# **`prepare(model, mesh, shard, learning_rate)`**: shard with the function that is passed in (later balises pass
+# others), and use the model that it returns. Make a `torch.optim.AdamW` with a weight decay of 0.1. Return
+# `(model, optimizer)`. About 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `fully_shard(module, mesh=mesh)` makes one group of all parameters below `module` **that are in no group yet**, and
-# returns the module. So in which order do you call it? And it *replaces* the parameters by new ones. What must not have
-# seen the old ones?
+# `fully_shard(module, mesh=mesh)` makes one group of all parameters in `module` **that are in no group yet**, and
+# returns the module. So in which order do you call it? It also *replaces* the parameters with new ones. What must never
+# see the old ones?
 # </details>
 
 
 # %% tags=["balise-1"]
 def shard(model, mesh):
-    """Shard the model over the mesh in place, a group for each of `model.blocks` and one for the rest. Returns it."""
+    """Shard the model over the mesh in place: a group for each of `model.blocks` and one for the rest. Returns it."""
     # BEGIN SOLUTION
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
@@ -224,7 +224,7 @@ def shard(model, mesh):
 
 
 def prepare(model, mesh, shard, learning_rate):
-    """Shard with `shard(model, mesh)` and make AdamW for it, weight decay 0.1. Returns (model, optimizer)."""
+    """Shard with `shard(model, mesh)` and make AdamW for it, with weight decay 0.1. Returns (model, optimizer)."""
     # BEGIN SOLUTION
     model = shard(model, mesh)
     return model, torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.1)
@@ -238,12 +238,12 @@ tp.check(1, shard, prepare)
 # A frequent mistake is to call `fully_shard` once, on the whole model.
 
 # %%
-at_root = tp.predict("One group for the whole model: what percentage of DDP's peak does a rank hold, here?", ...)
+at_root = tp.predict("With one group for the whole model, what percentage of DDP's peak does a rank hold here?", ...)
 
 
 # %%
 def making(shard, **options):
-    """A function for `profiled`: make the plain model, shard it with `shard(model, mesh, **options)`, and AdamW."""
+    """A function for `profiled`: make the plain model, shard it with `shard(model, mesh, **options)`, make AdamW."""
     return lambda mesh: prepare(make_model(), mesh, functools.partial(shard, **options), LEARNING_RATE)
 
 
@@ -257,7 +257,7 @@ most = {name: sum(row["peak"].values()) for name, row in found.items()}
 at_root.shows(
     100 * most["root_only"] / most["replicated"],
     "{:.0f} %",
-    "The shards are small, but the whole model is gathered in one piece beside them, and activations are not sharded.",
+    "The shards are small, but the whole model is gathered in one piece on top, and activations are not sharded.",
 )
 
 
@@ -276,14 +276,14 @@ if {"replicated", "root_only", "by_block"} <= found.keys():
     figure, panels = plt.subplots(1, 3, figsize=(10, 3.3), sharey=True, layout="constrained")
     for axes, name in zip(panels, ("replicated", "root_only", "by_block")):
         draw_step(axes, name, name.replace("_", " "))
-    panels[0].set_ylabel("MB of living tensors, rank 0")
+    panels[0].set_ylabel("MB of live tensors, rank 0")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     plt.show()
 
 # %% [markdown]
-# With one group, the whole model is gathered and stays until the end of backward, where a whole gradient joins it. With
-# a group for each block, only the root's group and one block are whole. The price is in the columns *MB sent* and
-# *gathers*: each block travels twice.
+# With one group, the whole model is gathered and stays whole until the end of backward, when a whole gradient comes on
+# top. With a group for each block, only the root's group and one block are whole at a time. The price is in the columns
+# *MB sent* and *gathers*: each block is gathered twice.
 #
 # ### Balise 2 · Mixed precision, a policy for each group · about 12 min
 #
@@ -291,23 +291,23 @@ if {"replicated", "root_only", "by_block"} <= found.keys():
 # and the layers compute in it. `reduce_dtype`: the gradients of all ranks are added up in it. `output_dtype`: the
 # output of the group's module is cast to it. The shards, their gradients and the states stay float32.
 #
-# bfloat16 halves the bytes and keeps 8 significant bits. That is enough to multiply, and too little to add up many
-# numbers: over all ranks, or over the vocabulary in the loss.
+# bfloat16 halves the bytes and keeps 8 significant bits. That is enough for products, but not for sums of many numbers:
+# over all ranks, or over the vocabulary in the loss.
 #
-# **`shard_mixed(model, mesh)`**: the groups of balise 1 with one policy for each block and another for the root
+# **`shard_mixed(model, mesh)`**: make the groups of balise 1 with one policy for the blocks and another for the root
 # (`mp_policy=`). Where do the two differ? About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `MixedPrecisionPolicy(param_dtype=..., reduce_dtype=..., output_dtype=...)`; without `reduce_dtype`, the sum is made
-# in the gradients' dtype. The logits leave the model through one module only. The output of a block goes to the next
-# block, or to the norm and the head, which belong to the root's group and do not cast their input.
+# `MixedPrecisionPolicy(param_dtype=..., reduce_dtype=..., output_dtype=...)`; without `reduce_dtype`, gradients are
+# added up in their own dtype. The logits leave the model through one module only. The output of a block goes to the
+# next block, or to the norm and the head, which belong to the root's group and do not cast their input.
 # </details>
 
 
 # %% tags=["balise-2"]
 def shard_mixed(model, mesh):
-    """Shard as `shard`; compute and gather in bf16, reduce and update in float32, float32 logits. Returns the model."""
+    """Shard like `shard`; compute and gather in bf16, reduce and update in float32; float32 logits. Returns it."""
     # BEGIN SOLUTION
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
@@ -321,7 +321,7 @@ def shard_mixed(model, mesh):
 tp.check(2, shard_mixed)
 
 # %%
-half = tp.predict("How many times as much as in float32 does a rank send in a step with these policies?", ...)
+half = tp.predict("By what factor do these policies change the bytes that a rank sends in a step?", ...)
 
 # %%
 run("by_block", mixed=making(shard_mixed))
@@ -329,7 +329,7 @@ if found["by_block"]["sent"]:  # a single GPU sends nothing
     half.shows(
         found["mixed"]["sent"] / found["by_block"]["sent"],
         "× {:.2f}",
-        "What is gathered travels in bfloat16, but the gradients still travel in float32.",
+        "The gathered weights travel in bfloat16, but the gradients still travel in float32.",
     )
 
 # %% [markdown]
@@ -342,7 +342,7 @@ if found["by_block"]["sent"]:  # a single GPU sends nothing
 # runs forward again when backward reaches it. A block is a good segment, and not every block has to be one.
 #
 # **`shard_recomputed(model, mesh, every=1)`**: make segments of the blocks 0, `every`, 2·`every`, …; leave the others
-# as they were. Then make the groups of balise 1. About 5 lines.
+# unchanged. Then make the groups of balise 1. About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -353,7 +353,7 @@ if found["by_block"]["sent"]:  # a single GPU sends nothing
 
 # %% tags=["balise-3"]
 def shard_recomputed(model, mesh, every=1):
-    """Shard as `shard`; blocks 0, every, 2·every, … keep only their input and compute again. Returns the model."""
+    """Shard like `shard`; blocks 0, every, 2·every, … keep only their input and run again. Returns the model."""
     # BEGIN SOLUTION
     for index in range(0, len(model.blocks), every):
         model.blocks[index] = checkpoint_wrapper(model.blocks[index])
@@ -367,40 +367,40 @@ def shard_recomputed(model, mesh, every=1):
 tp.check(3, shard_recomputed)
 
 # %%
-once_more = tp.predict("How many more all-gathers does a step have when every block runs forward twice?", ...)
+once_more = tp.predict("How many more all-gathers does a step need when every block runs forward twice?", ...)
 
 # %%
 run("by_block", second_again=making(shard_recomputed, every=2), every_again=making(shard_recomputed))
 once_more.shows(
     found["every_again"]["gathers"] - found["by_block"]["gathers"],
     "{:.0f}",
-    "Backward gathers a block in any case, and it runs again while it is whole.",
+    "Backward gathers each block anyway, and the second forward runs while the block is whole.",
 )
 
 # %% [markdown]
 # The losses are the same. The price is a second forward of these blocks. The peak is now in backward, where one block
-# is whole beside the root's group, so *gathered* grows.
+# is whole together with the root's group, so *gathered* grows.
 #
 # ### Balise 4 · What stays gathered between forward and backward · about 10 min
 #
-# Each block is gathered twice in a step. With memory to spare, a block can stay whole from forward to backward, and
-# travel once.
+# Each block is gathered twice in a step. If there is memory to spare, a block can stay whole from forward to backward,
+# and is then gathered only once.
 #
-# **`shard_kept(model, mesh, kept)`**: the groups of balise 1, of which `kept` blocks (0 to all) stay whole after
-# forward. Each of them saves one all-gather, but they don't all hold their memory equally long. Choose those that hold
-# it for the shortest time. After backward, none is whole. About 4 lines.
+# **`shard_kept(model, mesh, kept)`**: make the groups of balise 1, but let `kept` blocks (0 to all) stay whole after
+# forward. Each of them saves one all-gather, but some hold their memory longer than others. Choose those that hold it
+# for the shortest time. After backward, none is whole. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Backward begins where forward ends. `fully_shard(..., reshard_after_forward=...)` takes a truth value for each group:
-# is it *freed* after forward? (A number means something else: shard over fewer ranks.) Mind `kept == 0`: `blocks[-0:]`
-# is all blocks.
+# Backward begins where forward ends. `fully_shard(..., reshard_after_forward=...)` takes a boolean for each group: is
+# it *freed* after forward? (A number means something else: shard over fewer ranks.) Mind `kept == 0`: `blocks[-0:]` is
+# all blocks.
 # </details>
 
 
 # %% tags=["balise-4"]
 def shard_kept(model, mesh, kept):
-    """Shard as `shard`; `kept` blocks stay whole between forward and backward. Returns the model."""
+    """Shard like `shard`; `kept` blocks stay whole between forward and backward. Returns the model."""
     # BEGIN SOLUTION
     first = len(model.blocks) - kept
     for index, block in enumerate(model.blocks):
@@ -417,7 +417,8 @@ KEPT = (CONFIG.layers // 2, CONFIG.layers)
 run("by_block", **{f"kept_{kept}": making(shard_kept, kept=kept) for kept in KEPT})
 
 # %% [markdown]
-# Each kept block costs 4 bytes a parameter and saves one all-gather. This is for slow networks and spare memory.
+# Each kept block costs 4 bytes per parameter and saves one all-gather. This pays when the network is slow and memory is
+# free.
 #
 # ### Balise 5 · Shards in the CPU's memory · further · about 9 min
 #
@@ -429,7 +430,7 @@ run("by_block", **{f"kept_{kept}": making(shard_kept, kept=kept) for kept in KEP
 # GPU    gather, forward, free, gather, backward, reduce-scatter
 # ```
 #
-# **`shard_offloaded(model, mesh, pin)`**: write the groups; the policy is given. Page-locked memory (`pin`) lets copies
+# **`shard_offloaded(model, mesh, pin)`**: make the groups; the policy is given. Page-locked memory (`pin`) lets copies
 # overlap with computing and needs a GPU. It is tempting to leave the root's shards on the GPU, because they are used at
 # both ends of a step. What else would stay there with them? About 3 lines.
 #
@@ -442,7 +443,7 @@ run("by_block", **{f"kept_{kept}": making(shard_kept, kept=kept) for kept in KEP
 
 # %% tags=["balise-5"]
 def shard_offloaded(model, mesh, pin):
-    """Shard as `shard`; shards, gradients, optimizer in CPU memory, page-locked if `pin`. Returns the model."""
+    """Shard like `shard`; keep shards, gradients, moments in CPU memory, page-locked if `pin`. Returns the model."""
     policy = CPUOffloadPolicy(pin_memory=pin)  # an object; it pins unless it is told not to
     # BEGIN SOLUTION
     for block in model.blocks:
@@ -471,15 +472,15 @@ print(
 )
 for sequences in (1, 4, 16):
     computing = sequences * 2048 * LLAMA_7B.flops_per_token(2048) / (0.4 * planner.H100.bfloat16)
-    print(f"{sequences:>3} sequences of 2048 tokens a GPU: {computing:5.2f} s of computing")
+    print(f"{sequences:>3} sequences of 2048 tokens per GPU: {computing:5.2f} s of computing")
 
 # %% [markdown]
-# With few tokens in a step the link is the bottleneck; with many, the copies finish during the computing.
+# With few tokens in a step the link is the bottleneck; with many, the copies overlap with the computing.
 #
 # ## A model that is never whole
 #
 # So far each rank made the whole model and then cut it. 70 billion parameters take 280 GB in float32, so no rank can do
-# that. Tensors on the **meta device** have a shape and a dtype, and no memory.
+# that. Tensors on the **meta device** have a shape and a dtype, but no memory.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import tempfile
@@ -495,18 +496,19 @@ make_plain = functools.partial(Llama, SMALL)  # on the device that is the defaul
 # %% [markdown]
 # ### Balise 6 · Born in shards · further · about 12 min
 #
-# Make the model without memory, cut it, and then allocate memory for its shards alone. Write
+# Make the model without memory, cut it, and then allocate memory only for its shards. Write
 # `build_sharded(make_plain, mesh, seed)` so that a rank never holds more than its shards and one whole block.
 # `make_plain()` makes a plain model. Its method `init_weights()` fills all parameters and the rotary tables in place,
 # with random numbers from this rank's generator. The memory has to be on `mesh.device_type`.
 #
-# The same seed and number of ranks give the same weights. But on a CPU each rank fills its rows from its own generator.
-# What happens if all ranks set the same seed? (On GPUs, `DTensor` expects one seed for all.) About 6 lines.
+# The same seed and number of ranks must give the same weights. But on a CPU each rank fills its rows from its own
+# generator. What happens if all ranks set the same seed? (On GPUs, `DTensor` expects one seed for all.) About 6 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Call `make_plain` inside `with torch.device("meta"):`. `shard` works on the meta device. `model.to_empty(device=...)`
-# allocates memory without values for the tensors that exist *then*. `mesh.get_local_rank()` tells the ranks apart.
+# Call `make_plain` inside `with torch.device("meta"):`. `shard` also works on the meta device.
+# `model.to_empty(device=...)` allocates memory without values for the tensors that exist *then*.
+# `mesh.get_local_rank()` tells the ranks apart.
 # </details>
 
 
@@ -558,18 +560,20 @@ report.table({"ranks": "{}", "made": "{}", "peak": measure.human_bytes, "kept": 
 # ## Checkpoints of shards
 #
 # `torch.save` on rank 0 needs the whole model there. With `torch.distributed.checkpoint` (`dcp`), each rank writes its
-# shards into one folder, and `.metadata` notes which rows are where. A job with another number of ranks reads the rows
-# *it* needs.
+# shards into one folder, and `.metadata` records which rows are where. A job with a different number of ranks reads the
+# rows *it* needs.
 #
 # ### Balise 7 · Saved on 4 ranks, loaded on 2 · further · about 11 min
 #
-# The state of a training is a nested dictionary: weights, AdamW's moments and learning rate, the step. `dcp` saves one,
-# and *loads into an existing one*: it fills the tensors in place and skips what has no place. A new AdamW has no
-# moments yet. `get_state_dict(model, optimizer)` returns both states, with a place for everything.
+# The state of a training run is a nested dictionary: weights, AdamW's moments and learning rate, the step. `dcp` saves
+# this dictionary, and *loads into an existing one*: it fills the tensors in place and skips everything that has no
+# place there. A new AdamW has no moments yet. `get_state_dict(model, optimizer)` returns both states, with a place for
+# everything.
 #
-# - **`save_checkpoint(folder, model, optimizer, step)`**, on all ranks: everything into one checkpoint. About 2 lines.
+# - **`save_checkpoint(folder, model, optimizer, step)`**, on all ranks: write everything into one checkpoint. About 2
+#   lines.
 # - **`load_checkpoint(folder, model, optimizer)`**, on *any* number of ranks, for a new model and a new optimizer: make
-#   a `state` with all places, and let `dcp` fill it. About 3 lines.
+#   a `state` with a place for everything, and let `dcp` fill it. About 3 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -588,7 +592,7 @@ def save_checkpoint(folder, model, optimizer, step):
 
 
 def load_checkpoint(folder, model, optimizer):
-    """All ranks read what belongs into their shards. Returns the step that was saved."""
+    """All ranks read what belongs in their shards. Returns the step that was saved."""
     # BEGIN SOLUTION
     weights, states = get_state_dict(model, optimizer)
     state = {"model": weights, "optimizer": states, "step": 0}
@@ -604,7 +608,7 @@ tp.check(7, save_checkpoint, load_checkpoint)
 
 # %% jupyter={"source_hidden": true}
 def some_losses(model, optimizer, steps):
-    """Mean losses over all ranks of steps on the same 8 sequences a step, whatever the number of ranks."""
+    """Mean losses over all ranks; a step has the same 8 sequences for any number of ranks."""
     losses = []
     for step in steps:
         length = SMALL.max_length
@@ -648,16 +652,17 @@ print("2 ranks, from the checkpoint", " ".join(f"{loss:.6f}" for loss in here))
 # ### Balise 8 · Accumulate, exchange once · further · about 13 min
 #
 # A batch that does not fit is cut into micro-batches, and their gradients add up. Between two micro-batches, a rank
-# keeps *either* its shard of the gradients, exchanged each time, *or* all gradients, exchanged once. Write the second:
-# `accumulate(model, micro_batches, optimizer)` makes *one* step that equals a step on all sequences at once.
+# keeps *either* its shard of the gradients, exchanged each time, *or* all gradients, exchanged once. Write the second
+# version: `accumulate(model, micro_batches, optimizer)` makes *one* step that equals a step on all sequences together.
 #
 # `micro_batches` is a list of token tensors `(b_i, s + 1)`. The last one may have fewer sequences, and `language_loss`
-# is a mean over its own: what is the weight of each one in the whole mean? Write the loop: one micro-batch after the
-# other, with one exchange of gradients, in the last. Add up this rank's mean loss in `total`, detached. About 7 lines.
+# gives the mean of one micro-batch: what is its weight in the mean over all sequences? Write the loop over the
+# micro-batches, with one exchange of gradients, in the last backward. Add up this rank's mean loss in `total`,
+# detached. About 7 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `model.set_requires_gradient_sync(False)` on the root tells all modules below to keep their gradients, `True` to
+# `model.set_requires_gradient_sync(False)` on the root tells all modules inside it to keep their gradients, `True` to
 # exchange them. `model.set_is_last_backward(False)` skips the cleanup after a backward that is not the last.
 # </details>
 
@@ -723,10 +728,10 @@ rows = [
     (name, peak, *(volume.get(kind, 0) for kind in KINDS[:2]))
     for name, (peak, volume) in zip(("one exchange", "an exchange each time"), prices)
 ]
-report.table({"handed in by a rank": "{}"} | dict.fromkeys(("peak", *KINDS[:2]), measure.human_bytes), rows)
+report.table({"a rank: peak, bytes handed in": "{}"} | dict.fromkeys(("peak", *KINDS[:2]), measure.human_bytes), rows)
 
 # %% [markdown]
-# One exchange saves three of four reduce-scatters. In return, each rank holds **all** gradients in float32 up to the
+# One exchange saves three of four reduce-scatters. In return, each rank holds **all** gradients in float32 until the
 # last micro-batch.
 #
 # ## Shards within a node, replicas over nodes
@@ -752,7 +757,7 @@ def draw_mesh():
     for part in range(2):
         y = -0.25 - 0.35 * part
         axes.annotate("", (3.4 + part, y), (0.4 + part, y), arrowprops={"arrowstyle": "<->", "color": colours[part]})
-    axes.text(2.4, -0.17, "all-reduce of gradient parts", ha="center", fontsize=8)
+    axes.text(2.4, -0.17, "all-reduce of gradient shards", ha="center", fontsize=8)
     axes.set(xlim=(-0.2, 5.0), ylim=(-0.8, 1.6))
     axes.axis("off")
     plt.show()
@@ -763,7 +768,7 @@ draw_mesh()
 # %% [markdown]
 # ### Balise 9 · Hybrid sharding · further · about 8 min
 #
-# `shard_hybrid(model, replicas)`: `replicas` copies of the model, each cut over `shards` neighbouring ranks on one
+# `shard_hybrid(model, replicas)` makes `replicas` copies of the model, each cut over `shards` neighbouring ranks on one
 # node. `init_device_mesh(device_type, shape, mesh_dim_names=...)` puts the ranks into a table, row by row:
 #
 # ```
@@ -773,20 +778,20 @@ draw_mesh()
 #                                                 6 7
 # ```
 #
-# Over a mesh with two dimensions, `fully_shard` cuts along each row and copies down each column. Which shape is right
-# for any `replicas` and `shards`? Make the mesh, make the groups of balise 1 over it, and return the model. About 2
-# lines.
+# Over a mesh with two dimensions, `fully_shard` cuts the model along each row and keeps copies down each column. Which
+# shape is right for any `replicas` and `shards`? Make the mesh, make the groups of balise 1 over it, and return the
+# model. About 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `launch.device().type` is the kind of device. `fully_shard` needs names for the two dimensions, which you choose. You
-# have a function that makes the groups over a mesh.
+# `launch.device().type` is the device type. `fully_shard` needs names for the two dimensions; you choose them. You
+# already have a function that makes the groups over a mesh.
 # </details>
 
 
 # %% tags=["balise-9"]
 def shard_hybrid(model, replicas):
-    """Shard the model over groups of neighbouring ranks, `replicas` of them. Returns the model."""
+    """Shard the model over each of `replicas` groups of neighbouring ranks. Returns the model."""
     shards, rest = divmod(dist.get_world_size(), replicas)
     if rest:
         raise ValueError(f"{replicas} replicas do not divide {dist.get_world_size()} ranks")
@@ -824,14 +829,14 @@ report.table(columns, rows)
 
 # %% [markdown]
 # Read the second row as two nodes of two ranks. Only the all-reduce passes between the nodes, with half the gradients.
-# Build all replicas with the same weights: `fully_shard` does not copy them at the start.
+# Make all replicas with the same weights, because `fully_shard` does not copy them from one to the other.
 #
 # ## DeepSpeed's ZeRO · further
 #
 # DeepSpeed, which introduced ZeRO, takes the stage from a JSON configuration. Where it is installed (extra
 # `frameworks`), the next cells train the same model at stages 1, 2 and 3 and compare the losses. Three traps: some
-# versions clip at 1.0 unless you set 0; an optimizer outside its list needs `zero_allow_untested_optimizer`; its
-# buckets hold 500 million numbers unless you set less.
+# versions clip gradients at 1.0 unless you set 0; an optimizer outside its list needs `zero_allow_untested_optimizer`;
+# its buckets hold 500 million numbers unless you set a smaller size.
 
 
 # %%
@@ -898,8 +903,8 @@ report.table(columns, [(name, *row) for name, row in rows.items()])
 # %% [markdown]
 # ## Race
 #
-# The native API is what you have used all along. So race different groups: by block, one for each linear layer, one for
-# everything, and plain data parallelism.
+# You have used the native API all along, so race different ways to group: one group for each block, one for each linear
+# layer, one for everything. Plain data parallelism races too.
 
 
 # %%
@@ -933,16 +938,17 @@ if FULL:
 race
 
 # %% [markdown]
-# On a CPU, sharding costs time: messages, copies and Python, most of all with small groups. It buys memory.
+# On a CPU, sharding costs time for messages, copies and Python calls, most of all with small groups. In return, it
+# saves memory.
 #
 # ## Measured again
 #
-# Balises 2 and 3 together, beside where you started:
+# Balises 2 and 3 together, compared with where you started:
 
 
 # %%
 def shard_together(model, mesh):
-    """Every block computes again, in bf16."""
+    """Every block recomputes its activations, in bf16."""
     for index in range(len(model.blocks)):
         model.blocks[index] = checkpoint_wrapper(model.blocks[index])
     return shard_mixed(model, mesh)
@@ -961,7 +967,7 @@ if shown:
         left = [start + width for start, width in zip(left, widths)]
     for place, total in enumerate(left):
         axes.text(total, place, f" {total:.0f} MB", va="center", fontsize=9)
-    axes.set(xlabel="MB of living tensors at the peak of a step, rank 0", xlim=(0, 1.12 * max(left)))
+    axes.set(xlabel="MB of live tensors at the peak of a step, rank 0", xlim=(0, 1.12 * max(left)))
     axes.set_yticks(range(len(shown)), [name.replace("_", " ") for name in shown])
     axes.invert_yaxis()
     figure.legend(loc="outside upper center", ncols=5, frameon=False, fontsize=9)
@@ -970,15 +976,15 @@ if shown:
 # %% [markdown]
 # ## Past this machine · further
 #
-# You can know most bytes of a step without the machine. With **fake tensors** the same code runs, `fully_shard`,
+# You can predict most bytes of a step without the machine. With **fake tensors** the same code runs, `fully_shard`,
 # autograd and AdamW included, on ranks that do not exist, and computes nothing. First a prediction that you can check
 # here. Then Llama 2 7B (Touvron et al., 2023) on 64 ranks, one sequence of 2,048 tokens each, in float32: its layers
-# are alike, so three and four layers tell the bytes of 32.
+# are alike, so the bytes of 32 follow from runs with three and four.
 
 
 # %% jupyter={"source_hidden": true}
 def peak_of_steps(live, kind, mesh, config, sequences, length, cut):
-    """Most bytes of a step of a sharded model and AdamW, the optimizer's states being there already."""
+    """Most bytes of a step of a sharded model and AdamW, once the optimizer's states exist."""
     warnings.simplefilter("ignore")
     with torch.device(kind):
         model, optimizer = prepare(Llama(config), mesh, cut, LEARNING_RATE)
@@ -1035,8 +1041,8 @@ rows = [(name, (peaks[k] + 29 * layers[k]) / 1e9, layers[k] / 1e9) for k, name i
 report.table({"on 64 ranks": "{}", "peak, GB": "{:.1f}", "each layer, GB": "{:.2f}"}, rows)
 
 # %% [markdown]
-# On 64 ranks the states are small, and the activations remain. Recomputation shrinks them. The library's own memory and
-# fragmentation are not counted.
+# On 64 ranks the states are small, and mostly activations remain. Recomputation shrinks them. The libraries' own memory
+# and fragmentation are not counted.
 
 # %%
 tp.progress()
@@ -1047,27 +1053,27 @@ tp.progress()
 # <details><summary>Somebody shards a model with one call on the root and sees the right losses. At ten times the size, the job runs
 # out of memory. What went wrong?</summary>
 #
-# The one group is gathered in one piece and stays whole through backward. Between steps each rank holds 1/N, but at the
-# peak every rank holds the whole model, and a whole gradient too. Look at the peak, not at what is left after it.
+# The single group is gathered in one piece and stays whole through backward. Between steps each rank holds 1/N, but at
+# the peak every rank holds the whole model, and a whole gradient too. Look at the peak, not at what is left after it.
 # </details>
 #
 # <details><summary>With the policy of balise 2, which tensors are in bf16, and how long do they live?</summary>
 #
-# The gathered copies of the weights, as long as a group is whole, and activations and their gradients, up to their use
-# in backward. Nothing in bf16 survives the step: shards, reduced gradients and moments are float32.
+# The gathered copies of the weights, as long as a group is whole; activations and their gradients, until backward has
+# used them. Nothing in bf16 survives the step: shards, reduced gradients and moments are float32.
 # </details>
 #
 # <details><summary>A step on 64 GPUs spends half of its time waiting for all-gathers, and a third of the memory is free. Name three
 # things to try.</summary>
 #
-# Keep blocks whole after forward: one of the two all-gathers disappears. Put more tokens into a step: the network's
-# time stays the same and hides in more computing. Shard inside a node and replicate between nodes. And before all that:
-# are the weights gathered in bf16?
+# Keep blocks whole after forward: one of the two all-gathers disappears. Put more tokens into a step: the time on the
+# network stays the same and overlaps with more computing. Shard inside a node and replicate between nodes. And before
+# all that: are the weights gathered in bf16?
 # </details>
 #
 # ## To remember
 #
-# `fully_shard` works in groups: a group is gathered in one message, is whole at one time, and has one policy. Shard the
+# `fully_shard` works in groups: a group is gathered in one message, is freed as a whole, and has one policy. Shard the
 # blocks first, then the root, then make the optimizer. Precision, recomputation, what stays whole and where shards live
-# are one argument each. You see their effect in bytes held and bytes sent, never in the loss. Next: a **pipeline**
-# gives each rank *some of the blocks*.
+# take one argument or one wrapper each. You see their effect in bytes held and bytes sent, never in the loss. Next: a
+# **pipeline** gives each rank *some of the blocks*.

@@ -6,7 +6,7 @@
 # others wait.
 #
 # **What you will gain.** You lower two numbers, both measured here: the share of a step in which a rank is *idle* (%),
-# and the *peak of activations* on a rank (MiB).
+# and the *peak memory of the activations* on a rank (MiB).
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import os
@@ -43,8 +43,9 @@ MIB = 2**20
 # %% [markdown]
 # ## The idea
 #
-# Cut the batch into $m$ *micro-batches*. A stage needs $t_F$ for the forward of a micro-batch and $t_B$ for its backward. While
-# the pipeline of $p$ stages fills and drains, each stage is idle for $p - 1$ turns: the **bubble**.
+# Cut the batch into $m$ *micro-batches*. A stage needs the time $t_F$ for the forward of one micro-batch and $t_B$ for
+# its backward. While a pipeline of $p$ stages fills and drains, each stage is idle for as long as $p - 1$ micro-batches
+# take: the **bubble**.
 #
 # $$t_\text{step} = (m + p - 1)\,(t_F + t_B), \qquad \text{bubble} = \frac{p-1}{m+p-1}$$
 
@@ -58,11 +59,11 @@ sketch = {
 report.gantt(sketch, unit="units of work")
 
 # %% [markdown]
-# Simulated. White is idle time; each panel does the same work.
+# Simulated. White is idle time; every panel shows the same work.
 #
 # ## The baseline, measured first
 #
-# The model is a list of layers in plain PyTorch. It classifies handwritten digits of 64 pixels.
+# The model is a list of layers in plain PyTorch. It classifies 64-pixel images of handwritten digits.
 
 
 # %% tags=["setup"]
@@ -135,15 +136,15 @@ def baseline():
 
 
 costs, sizes = launch.ranks(baseline, n=1, timeout=120)[0]
-print(f"one process: {1e3 * sum(costs):.0f} ms a step of {BATCH} images, {sum(sizes) / MIB:.0f} MiB of activations\n")
-print("cut into four stages that take turns (each layer measured, in one process):")
+print(f"one process: {1e3 * sum(costs):.0f} ms for {BATCH} images, {sum(sizes) / MIB:.0f} MiB of activations\n")
+print("cut into four stages that take turns (each layer was measured in one process):")
 quarters = [slice(k * len(costs) // 4, (k + 1) * len(costs) // 4) for k in range(4)]
 columns = {"stage": "{}", "computes, ms": "{:.0f}", "idle": "{:.0%}", "keeps, MiB": "{:.1f}"}
 busy, kept = ([sum(values[part]) for part in quarters] for values in (costs, sizes))
 report.table(columns, [(k, 1e3 * b, 1 - b / sum(busy), size / MIB) for k, (b, size) in enumerate(zip(busy, kept))])
 
 # %% [markdown]
-# Four devices that take turns are as fast as one.
+# Four devices that take turns are no faster than one.
 #
 # ## Where to cut
 #
@@ -155,19 +156,19 @@ report.table(columns, [(k, 1e3 * b, 1 - b / sum(busy), size / MIB) for k, (b, si
 #
 # $$\text{best}_s(j) = \min_i\, \max\big(\text{best}_{s-1}(i),\; c_i + \dots + c_{j-1}\big)$$
 #
-# `total[j]` is the sum of the first j costs; `best[j]` is a pair: the cost of the largest stage, and the list of where
-# stages start. Write the step from s − 1 stages to s, for every j from s to n. About 3 lines.
+# `total[j]` is the sum of the first j costs; `best[j]` is a pair: the cost of the largest stage, and the list of the
+# stages' first layers. Write the step from s − 1 stages to s, for every j from s to n. About 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `min` of pairs compares their first entries first. The last stage costs `total[j] - total[i]`, and its start is
-# appended to the list: `[*best[i][1], i]`. For which i does each of the s − 1 stages before get a layer?
+# `min` compares pairs by their first entries first. The last stage costs `total[j] - total[i]`, and its start is
+# appended to the list: `[*best[i][1], i]`. For which i does each of the s − 1 earlier stages get at least one layer?
 # </details>
 
 
 # %% tags=["balise-1"]
 def balance(costs, n_stages):
-    """Cut layers of these costs (numbers of 0 or more) into stages: list of (start, stop), smallest largest sum."""
+    """Cut layers with these costs (0 or more) into stages whose largest sum is smallest: list of (start, stop)."""
     n = len(costs)
     if not 1 <= n_stages <= n:
         raise ValueError(f"{n} layers cannot be cut into {n_stages} stages")
@@ -201,7 +202,7 @@ report.table({"stages": "{}", "ms of each stage, equal numbers of layers": "{}",
 # %% [markdown]
 # ## Stages on ranks
 #
-# From here on, each rank makes the model and keeps its stage.
+# From here on, each rank makes the whole model and keeps only its stage.
 
 
 # %% tags=["setup"]
@@ -223,14 +224,14 @@ def my_place():
 
 
 def my_stage(place, width=WIDTH, blocks=BLOCKS):
-    """The layers of this stage; blocks count one, first and last layer nothing."""
+    """The layers of this stage; a block costs 1, the first and the last layer 0."""
     model = make_model(width, blocks)
     start, stop = balance([0.0, *[1.0] * blocks, 0.0], place.n_stages)[place.stage]
     return model[start:stop]
 
 
 def clock():
-    """Now: seconds on a CPU; on a GPU a mark in its queue of work, so that nothing waits, which `in_seconds` reads."""
+    """The time now: seconds on a CPU; on a GPU a mark in its queue, so that nothing waits. `in_seconds` reads it."""
     if launch.device().type == "cpu":
         return time.perf_counter()
     mark = torch.cuda.Event(enable_timing=True)
@@ -239,7 +240,7 @@ def clock():
 
 
 def in_seconds(events):
-    """The events of a step, (…, begin, end), in seconds, once the device is through."""
+    """The events of a step, (…, begin, end), in seconds, once the device has finished."""
     if launch.device().type == "cpu":
         return events
     last = clock()
@@ -253,7 +254,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 # %% [markdown]
 # Four functions carry messages to or from the rank `peer`. `tag` is the micro-batch's number.
 #
-# | starts to send, returns *works* to wait for | waits, returns the received tensor |
+# | starts to send, returns *works* (handles) to wait for | waits, then returns the received tensor |
 # |---|---|
 # | `send_activation(output, peer, tag)` | `receive_activation(peer, tag)` |
 # | `send_gradient(received, peer, tag)` | `receive_gradient(output, peer, tag)` |
@@ -290,20 +291,20 @@ plt.show()
 # %% [markdown]
 # ### Balise 2 · Messages between neighbours · further · about 12 min
 #
-# If two neighbours both wait for the end of a send, neither receives: a deadlock (on the right). So *start* each send
-# with `dist.isend`, which returns a work at once; `dist.recv` waits. In one group, NCCL sends messages in the order in
-# which they were started, so activations and gradients each get a process group, their **lane**.
+# If two neighbours both wait for their sends to finish, neither receives: a deadlock (on the right). So *start* each
+# send with `dist.isend`, which returns a work immediately; `dist.recv` waits. In one group, NCCL sends messages in the
+# order in which they were started, so activations and gradients each get their own process group, a **lane**.
 #
 # A header (given) tells the receiver the shape and dtype of an activation. Write, in about 5 lines:
 #
-# - `send_activation`: start the sends of header and values, and return the list of works. The values carry no graph.
-#   Copy them only if they aren't contiguous.
-# - `receive_activation`: receive the values. Return a leaf that requires a gradient, if its dtype has gradients.
-# - `send_gradient`: the same for the gradient of `received`.
+# - `send_activation`: start the sends of header and values, and return the list of works. Send the values without their
+#   graph. Copy them only if they aren't contiguous.
+# - `receive_activation`: receive the values. Return a leaf that requires a gradient if its dtype can have one.
+# - `send_gradient`: the same for the gradient of `received`, but without a header.
 #
 # <details><summary>Hint</summary>
 #
-# `dist.isend(tensor, peer, lane, tag=tag)`: gloo finds a message by its tag, so both ends give the same one.
+# `dist.isend(tensor, peer, lane, tag=tag)`: gloo finds a message by its tag, so both ends must pass the same one.
 # `output.detach().contiguous()` copies only where it must. `dist.recv` fills an empty tensor: of which shape, which
 # dtype, on which device? Integers have no gradients: `is_floating_point()`.
 # </details>
@@ -311,7 +312,7 @@ plt.show()
 
 # %% tags=["balise-2"]
 def send_activation(output, peer, tag=0):
-    """Start to send `output`, any shape and dtype, to rank `peer`. Returns the list of works to wait for.
+    """Start to send `output`, of any shape and dtype, to rank `peer`. Returns the list of works to wait for.
 
     The header has eight integers: dtype, number of dimensions, the sizes, then zeros.
     """
@@ -324,7 +325,7 @@ def send_activation(output, peer, tag=0):
 
 
 def receive_activation(peer, tag=0):
-    """Receive what `send_activation` of rank `peer` sent: a leaf that asks for its gradient."""
+    """Receive what rank `peer` sent with `send_activation`: a leaf that requires a gradient."""
     header, lane = torch.empty(8, dtype=torch.int64, device=launch.device()), launch.lane("activations")
     dist.recv(header, peer, lane, tag=tag)
     dtype, dims, *shape = header.tolist()
@@ -344,7 +345,7 @@ def send_gradient(received, peer, tag=0):
 
 
 def receive_gradient(output, peer, tag=0):
-    """Receive the gradient of `output` from rank `peer`: shape, dtype and device of `output`."""
+    """Receive the gradient of `output` from rank `peer`, with the shape, dtype and device of `output`."""
     lane = launch.lane("gradients")
     gradient = torch.empty_like(output, memory_format=torch.contiguous_format, requires_grad=False)
     dist.recv(gradient, peer, lane, tag=tag)
@@ -361,12 +362,13 @@ tp.check(2, send_activation, receive_activation, send_gradient, receive_gradient
 # `y.backward(gradient)` continues from the gradient that the next stage sent, and leaves in `x.grad` the gradient that
 # the previous stage needs.
 #
-# Given: the input, the last stage with its loss, and the wait for all `works`. Write the part of a stage that has a
-# next stage (`place.behind`), then the part of a stage that has a previous one (`place.before`). About 4 lines.
+# Given: the input, the last stage with its loss, and the wait for all `works`. Write the part for stages that have a
+# next stage (`place.behind`), then the part for stages that have a previous one (`place.before`). About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `works += send_…(…)` collects the started sends. Rank 0 is a neighbour too, and counts as false: compare with `None`.
+# `works += send_…(…)` collects the started sends. Rank 0 can be a neighbour, but 0 counts as false, so compare with
+# `None`.
 # </details>
 
 
@@ -403,10 +405,11 @@ tp.check(3, naive_step)
 # last micro-batch first. Two things are new:
 #
 # - **The loss.** The gradients add up in `p.grad` and must be those of the *whole batch's mean*. But `loss_function`
-#   gives the mean of *one* micro-batch, and 99 rows in 4 parts are 25, 25, 25 and 24. So weight each mean by its share
-#   of the rows. On the last stage, assign this weighted loss to `y`, and add it up in `total`, without its graph.
-# - **The way back.** `kept` has `(x, y)` of each micro-batch, in order. Take the last pair out and run its backward.
-#   The last stage starts from its loss, the others from the gradient that they receive.
+#   gives the mean of *one* micro-batch, and 99 rows split into 4 parts give 25, 25, 25 and 24. So weight each mean by
+#   its share of the rows. On the last stage, assign this weighted loss to `y`, and add it up in `total`, without its
+#   graph.
+# - **The way back.** `kept` contains `(x, y)` for each micro-batch, in order. Take out the last pair and run its
+#   backward. The last stage starts from its loss, the others from the gradient that they receive.
 #
 # About 4 lines.
 #
@@ -419,7 +422,7 @@ tp.check(3, naive_step)
 
 # %% tags=["balise-4"]
 def gpipe_step(stage, place, inputs, targets, loss_function, n_micro_batches):
-    """As naive_step, in micro-batches; returns the mean loss of the whole batch on the last stage, else None."""
+    """Like naive_step, but in micro-batches; returns the mean loss of the whole batch on the last stage, else None."""
     kept, works, total = [], [], None
     for k, (x, t) in enumerate(zip(inputs.tensor_split(n_micro_batches), targets.tensor_split(n_micro_batches))):
         x = x if place.before is None else receive_activation(place.before, k)
@@ -471,29 +474,29 @@ report.table(
 faster.shows(
     rows[1][1] / rows[1][2],
     "× {:.2f}",
-    "The formula gives 16 / 9 = 1.78. It ignores messages, and that products of fewer rows use a processor less well.",
+    "The formula gives 16 / 9 = 1.78. It ignores messages, and that small matrix products use a processor less well.",
 )
 
 # %% [markdown]
-# The first row shows the price of micro-batches: products of fewer rows, and more calls. Don't make them
-# smaller than the bubble demands.
+# The first row shows the price of micro-batches: smaller matrix products, and more calls. So make them no smaller than
+# the bubble requires.
 #
 # ### Balise 5 · Schedules as data · about 11 min
 #
 # GPipe keeps the activations of all micro-batches. **1F1B** (PipeDream, 2019) has the same bubble, but runs each
 # backward as early as possible, which frees activations sooner. A stage first runs as many forwards as there are stages
-# after it. Then it alternates one forward and one backward. Last come the remaining backwards. It never keeps more than
+# after it. Then it alternates one forward and one backward. The remaining backwards come last. It never keeps more than
 # `n_stages − stage` micro-batches. With 3 stages and 4 micro-batches, the last stage and the first stage run:
 #
 # `F0 B0 F1 B1 F2 B2 F3 B3` and `F0 F1 F2 B0 F3 B1 B2 B3`
 #
 # A schedule is a list: `("F", k)` is the forward of micro-batch k, `("B", k)` its backward. `gpipe` is given. Write
-# `one_f_one_b`, also for fewer micro-batches than stages. About 5 lines.
+# `one_f_one_b`, which must also work for fewer micro-batches than stages. About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# With w forwards first, the pairs are forward w + k, backward k. How many pairs are there, and which backwards are
-# left? w is 0 on the last stage, and never more than the number of micro-batches.
+# After w forwards, the pairs are forward w + k and backward k. How many pairs are there, and which backwards are left?
+# w is 0 on the last stage, and never more than the number of micro-batches.
 # </details>
 
 
@@ -505,7 +508,7 @@ def gpipe(stage, n_stages, n_micro_batches):
 
 
 def one_f_one_b(stage, n_stages, n_micro_batches):
-    """The actions of one stage: a few forwards, then forward and backward in turn, then the backwards left."""
+    """The actions of one stage: a few forwards, then forward and backward in turn, then the remaining backwards."""
     # BEGIN SOLUTION
     warm_up = min(n_stages - stage - 1, n_micro_batches)
     actions = [("F", k) for k in range(warm_up)]
@@ -531,23 +534,23 @@ report.table(columns, [(name, found.seconds, found.bubble, found.in_flight) for 
 # %% [markdown]
 # ### Balise 6 · Run any schedule · about 11 min
 #
-# `run_schedule` runs a stage's list of actions: balise 4 with the order taken from data. The forward is given. It
-# stores `(x, y, works of its send)` under the micro-batch's number, because backwards may come in any order.
+# `run_schedule` runs a stage's list of actions: it is balise 4, with the order taken from data. The forward is given.
+# It stores `(x, y, works of its send)` under the micro-batch's number, because backwards may come in any order.
 #
-# Write the lines before a backward: take out what was kept of micro-batch k, receive the gradient of y (the last stage
-# has none), and wait for the sends of that forward. Once the gradient is back, the activation has arrived, so this wait
-# costs nothing and frees y's memory. Waiting in the forward could deadlock, because in 1F1B two neighbours often send
-# to each other at the same moment. About 4 lines.
+# Write the lines before a backward: take out what was kept for micro-batch k, receive the gradient of y (`None` on the
+# last stage), and wait for the sends of that forward. Once the gradient is back, the activation must have arrived, so
+# this wait costs nothing and frees y's memory. Waiting in the forward could deadlock, because in 1F1B two neighbours
+# often send to each other at the same moment. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `kept.pop(k)` takes out and forgets. The given line below yours is `y.backward(gradient)`.
+# `kept.pop(k)` returns an entry and removes it. The backward in the given lines after yours is `y.backward(gradient)`.
 # </details>
 
 
 # %% tags=["balise-6"]
 def run_schedule(actions, stage, place, inputs, targets, loss_function, n_micro_batches, messages=None):
-    """Do the actions of this stage. Returns (loss of the batch on the last stage, else None; list of events)."""
+    """Run the actions of this stage. Returns (loss of the batch on the last stage, else None; list of events)."""
     send, receive = messages or (send_activation, receive_activation)
     xs, ts = inputs.tensor_split(n_micro_batches), targets.tensor_split(n_micro_batches)
     first, last = place.before is None, place.behind is None
@@ -566,7 +569,7 @@ def run_schedule(actions, stage, place, inputs, targets, loss_function, n_micro_
             # BEGIN SOLUTION
             x, y, sent = kept.pop(k)
             gradient = None if last else receive_gradient(y, place.behind, k)
-            for work in sent:  # through, since the gradient is back: lets go of the output's memory
+            for work in sent:  # finished, since the gradient is back: frees the output's memory
                 work.wait()
             # END SOLUTION
             begin = clock()
@@ -617,17 +620,19 @@ def shapes_once():
 # ### Balise 7 · Recompute activations · further · about 13 min
 #
 # With **recomputation** (activation checkpointing, Chen et al., 2016), a stage keeps only its input. When its backward
-# comes, it runs forward a second time, now with a graph. `torch.utils.checkpoint` does this; here you write it.
-# `Recompute.forward` is given: it runs without a graph, and keeps x and the state of the random numbers.
+# comes, it runs forward a second time, now with a graph. `torch.utils.checkpoint` does this; here you write it
+# yourself. `Recompute.forward` is given: it runs without a graph, and keeps x and the state of the random number
+# generator.
 #
-# In `backward`, run the stage again with a graph, then a backward through it, which adds to the parameters' gradients.
-# **Dropout must draw the same masks again.** Afterwards the random numbers of x's device continue as if nothing had
-# been recomputed. About 5 lines.
+# In `backward`, run the stage again with a graph, then run backward through it, which adds to the parameters'
+# gradients. **Dropout must draw the same masks again.** Afterwards, the random numbers of x's device must continue as
+# if nothing had been recomputed. About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Inside a `backward` graphs are off: `with torch.enable_grad():`. `set_random_state(device, state)` is given. Which
-# state did the forward start from, and which one, kept in `now`, has to be set at the end?
+# Inside `backward`, autograd records no graph unless you write `with torch.enable_grad():`.
+# `set_random_state(device, state)` is given. Which state did the forward start from? And which one, kept in `now`, must
+# be restored at the end?
 # </details>
 
 
@@ -682,12 +687,12 @@ class SavedBytes:
 
 
 def random_state(device):
-    """Where the random numbers of a device are."""
+    """The state of a device's random number generator."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def set_random_state(device, state):
-    """Go on with the random numbers from there."""
+    """Set the device's random number generator to this state."""
     if device.type == "cuda":
         torch.cuda.set_rng_state(state, device)
     else:
@@ -695,11 +700,11 @@ def set_random_state(device, state):
 
 
 class Recompute(torch.autograd.Function):
-    """A stage that keeps its input only, and runs forward again when its backward comes."""
+    """A stage that keeps only its input, and runs forward again when its backward comes."""
 
     @staticmethod
     def forward(ctx, stage, x, *parameters):
-        """The stage's output for `x`. What is written here runs without a graph."""
+        """The stage's output for `x`. This code runs without a graph."""
         ctx.stage, ctx.state = stage, random_state(x.device)
         ctx.save_for_backward(x)
         return stage(x)
@@ -708,9 +713,9 @@ class Recompute(torch.autograd.Function):
     def backward(ctx, gradient):
         """Add to the parameters' gradients; return one gradient for each argument of forward: None, that of x, None, ...
 
-        Dropout draws the masks of forward again; then the random numbers of x's device go on from where they were.
+        Dropout draws the same masks as in forward; then the random numbers of x's device continue where they were.
         """
-        # x without its past; the batch itself needs no gradient
+        # x without its graph; the batch itself needs no gradient
         x = ctx.saved_tensors[0].detach().requires_grad_(ctx.needs_input_grad[1])
         now = random_state(x.device)
         # BEGIN SOLUTION
@@ -724,7 +729,7 @@ class Recompute(torch.autograd.Function):
 
 
 def recompute(stage, x):
-    """stage(x), recomputed in backward. The parameters are handed over too: x may need no gradient, and y does."""
+    """stage(x), recomputed in backward. The parameters are passed too: y needs a gradient even if x does not."""
     return Recompute.apply(stage, x, *stage.parameters())
 
 
@@ -732,12 +737,12 @@ def recompute(stage, x):
 tp.check(7, SavedBytes, recompute)
 
 # %%
-more = tp.predict("Peak of activations on stage 0: how many times as much as the naive step does GPipe keep?", ...)
+more = tp.predict("At the peak on stage 0, how many times the naive step's activations does GPipe keep?", ...)
 
 
 # %% jupyter={"source_hidden": true}
 class Recomputed(nn.Module):
-    """A stage that keeps its inputs only."""
+    """A stage that keeps only its inputs."""
 
     def __init__(self, stage):
         super().__init__()
@@ -768,21 +773,21 @@ report.table(columns, [(name, peaks[0][name][1], *(found[name][0] / MIB for foun
 more.shows(
     peaks[0]["GPipe"][0] / peaks[0]["naive"][0],
     "× {:.2f}",
-    "All micro-batches go forward before the first gradient is back: together they are the whole batch.",
+    "All micro-batches go forward before the first gradient comes back: together they are the whole batch.",
 )
 
 # %% [markdown]
-# Micro-batches alone save no memory; 1F1B and recomputation do. Recomputation costs a second forward: 4/3 of the
-# computing, in theory.
+# Micro-batches alone save no memory; 1F1B and recomputation do. Recomputation costs a second forward: in theory, 4/3 as
+# much computing.
 #
 # ## Idle time
 #
 # ### Balise 8 · The bubble, by formula and from your run · further · about 11 min
 #
 # - `ideal_bubble(n_stages, n_micro_batches)`: the bubble by the formula of *The idea*.
-# - `measured_bubble(events)`: the idle share in a run, from events `(rank, kind, k, stage, begin, end)`. The run lasts
-#   from the first begin to the last end, on any rank. The time that none of a rank's events covers is idle. Events come
-#   in any order, the clock may start at any number, and a rank may hold several stages.
+# - `measured_bubble(events)`: the idle share of a run, from events `(rank, kind, k, stage, begin, end)`. The run lasts
+#   from the first begin to the last end, on any rank. A rank is idle whenever none of its events is running. Events
+#   come in any order, the clock may start at any number, and a rank may hold several stages.
 #
 # About 1 and 3 lines.
 #
@@ -794,7 +799,7 @@ more.shows(
 
 # %% tags=["balise-8"]
 def ideal_bubble(n_stages, n_micro_batches):
-    """Share of the time that a stage waits, 0 to 1: equal stages, messages that take no time."""
+    """Share of the time that a stage waits, 0 to 1, if stages are equal and messages take no time."""
     # BEGIN SOLUTION
     return (n_stages - 1) / (n_micro_batches + n_stages - 1)
     # END SOLUTION
@@ -803,7 +808,7 @@ def ideal_bubble(n_stages, n_micro_batches):
 def fewest_micro_batches(n_stages, share):
     """The smallest number of micro-batches whose ideal bubble is at most `share`."""
     n_micro_batches = 1
-    while ideal_bubble(n_stages, n_micro_batches) > share + 1e-9:  # equal but for rounding will do
+    while ideal_bubble(n_stages, n_micro_batches) > share + 1e-9:  # allows for rounding
         n_micro_batches += 1
     return n_micro_batches
 
@@ -836,7 +841,7 @@ columns = {"stages": "{}"} | {f"{share:.0%}": "{}" for share in shares}
 report.table(columns, [(p, *(fewest_micro_batches(p, share) for share in shares)) for p in (2, 4, 8, 16, 64)])
 
 # %% [markdown]
-# Now your own runs: two stages that compute, then four that *sleep* as long as a device would compute, because four
+# Now your own runs: two stages that compute, then four that *sleep* for as long as a device would compute, because four
 # stages can't compute at the same time on two cores. Their messages and waiting are real.
 
 
@@ -910,7 +915,7 @@ report.table(columns, rows)
 report.gantt({f"{name}, four stages that sleep, measured": sleeping[name] for name in ("GPipe", "1F1B")})
 
 # %% [markdown]
-# The formula leaves out messages, Python between two actions, other programs, and stages of unequal cost.
+# The formula leaves out messages, the Python code between two actions, other programs, and stages of unequal cost.
 #
 # ## Asynchronous updates
 #
@@ -920,8 +925,9 @@ report.gantt({f"{name}, four stages that sleep, measured": sleeping[name] for na
 #
 # ### Balise 9 · An asynchronous stage · further · about 13 min
 #
-# - `forward(k, x)` runs micro-batch k with the **newest** weights. Write: a copy of them, a dictionary by name, and the
-#   output `y` made with this copy, so that y's graph leads to the copy. Frozen parameters stay frozen in the copy.
+# - `forward(k, x)` runs micro-batch k with the **newest** weights. Write two things: a copy of these weights (a
+#   dictionary by name), and the output `y` computed with this copy, so that y's graph leads to the copy. Frozen
+#   parameters stay frozen in the copy.
 # - `backward(k, gradient)`: write the backward through that graph, which gives the gradient of the *old* weights, and
 #   one optimizer step that applies it to the **newest** weights. A weight that micro-batch k did not use gets no
 #   gradient.
@@ -931,8 +937,8 @@ report.gantt({f"{name}, four stages that sleep, measured": sleeping[name] for na
 # <details><summary>Hint</summary>
 #
 # The optimizer changes parameters in place: stash `p.detach().clone()`, which requires a gradient if p does.
-# `torch.func.functional_call(stage, weights, (x,))` runs the stage on these weights instead of its own. Their `.grad`
-# is what backward gives; the optimizer looks for `.grad` of the stage's own parameters.
+# `torch.func.functional_call(stage, weights, (x,))` runs the stage with these weights instead of its own. Backward
+# fills their `.grad`; the optimizer reads the `.grad` of the stage's own parameters.
 # </details>
 
 
@@ -958,7 +964,7 @@ class AsyncStage:
         return y.detach()
 
     def backward(self, k, gradient):
-        """Gradient of the input of micro-batch k, with the weights of its forward; updates the newest of those used."""
+        """Gradient of the input of micro-batch k, with the weights of its forward; then updates the newest weights."""
         version, weights, x, y = self.stash.pop(k)
         # BEGIN SOLUTION
         y.backward(gradient)
@@ -1011,7 +1017,7 @@ def staleness():
 
 
 class NoStash:
-    """As AsyncStage, but backward takes the newest weights."""
+    """Like AsyncStage, but backward uses the newest weights."""
 
     def __init__(self, stage, optimizer):
         self.stage, self.optimizer, self.inputs = stage, optimizer, {}
@@ -1034,7 +1040,7 @@ METHODS, RATES = ("one device", "synchronous", "asynchronous", "no stash"), (0.0
 
 
 def train(method, rate, epochs=4):
-    """Accuracy on the validation digits in the end."""
+    """Accuracy on the validation digits at the end."""
     model, stages = async_stages(rate)
     if method == "no stash":
         stages = [NoStash(stage.stage, stage.optimizer) for stage in stages]
@@ -1062,8 +1068,8 @@ def train_on_rank():
 
 
 # %% [markdown]
-# Below: the version of the weights that each forward used → the version that its update changed. Then the accuracy
-# after 4 epochs; *synchronous* updates after 8 micro-batches.
+# The first table shows the version of the weights that each forward used → the version that its update changed. The
+# second shows the accuracy after 4 epochs; *synchronous* updates after every 8 micro-batches.
 
 # %% jupyter={"source_hidden": true}
 histories = launch.ranks(staleness, n=1, timeout=120)[0]
@@ -1082,12 +1088,12 @@ columns = {"four stages": "{}"} | {f"rate {rate}": "{:.1%}" for rate in RATES} |
 report.table(columns, [(method, *found, units[method]) for method, found in trained.items()])
 
 # %% [markdown]
-# Nearly all large models train synchronously, because those updates are exact for any number of stages.
+# Nearly all large models train synchronously, because synchronous updates are exact for any number of stages.
 #
 # ## Pipelines side by side
 #
 # More stages mean more bubble, so use only as many as the model needs to fit. The other devices hold **replicas** of
-# the pipeline, each with its own rows of the batch. The ranks of one stage average their gradients.
+# the pipeline, each with its own rows of the batch. The ranks with the same stage average their gradients.
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(5.6, 2), layout="constrained")
@@ -1117,15 +1123,15 @@ plt.show()
 # - `make_grid(n_stages)`: make this rank's *data group*, the process group of all ranks with its stage.
 #   `dist.new_group` is a collective: *every* rank calls it for *every* group, in the same order, and keeps its own.
 # - `hybrid_step`: `step` runs this replica's pipeline, and leaves the gradients of the mean loss of *its* rows in
-#   `p.grad`. You turn them, and the loss on the last stages, into those of the mean over the **whole batch**, even
-#   where its rows can't be divided equally.
+#   `p.grad`. Turn these gradients, and the loss on the last stages, into those of the mean over the **whole batch**,
+#   even if its rows can't be divided equally.
 #
 # About 3 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# The ranks with stage s are `r * n_stages + s`. Weight each replica's mean by its share of the rows;
-# then `dist.all_reduce(value, group=data_group)` adds up. Work in place: `value` is the `p.grad` itself.
+# The ranks with stage s are `r * n_stages + s`. Weight each replica's mean by its share of the rows; then
+# `dist.all_reduce(value, group=data_group)` adds them up. Work in place: `value` is `p.grad` itself.
 # </details>
 
 
@@ -1144,7 +1150,7 @@ def make_grid(n_stages):
 
 
 def hybrid_step(step, parameters, x, targets, replica, data_group):
-    """One step of the whole batch on all pipelines: gradients in p.grad; mean loss on the last stages, else None."""
+    """One step on the whole batch, on all pipelines: gradients in p.grad; mean loss on the last stages, else None."""
     n_replicas = dist.get_world_size(data_group)
     rows = x.tensor_split(n_replicas)[replica]
     loss = step(rows, targets.tensor_split(n_replicas)[replica])
@@ -1198,7 +1204,7 @@ def race_on_ranks(rounds):
 
 # %%
 def torch_step(schedule, place, stage, x, labels):
-    """A step with a schedule of PyTorch; only the first stage is given the batch."""
+    """A step with one of PyTorch's schedules; only the first stage is given the batch."""
     part = PipelineStage(stage, place.stage, place.n_stages, launch.device())
     runner = schedule(part, MICRO_BATCHES, loss_fn=loss_function)
 
@@ -1209,7 +1215,7 @@ def torch_step(schedule, place, stage, x, labels):
     return step
 
 
-# more ranks than cores take turns on them, and a race tells nothing
+# if there are more ranks than cores, they take turns, and a race says nothing
 races = {n: launch.ranks(race_on_ranks, ROUNDS, n=n, timeout=200) for n in (RANKS if FULL else RANKS[:1])}
 
 # %% jupyter={"source_hidden": true}
@@ -1225,7 +1231,7 @@ if FULL:
 # %% [markdown]
 # ## Measured again
 #
-# The idle share and the step come from the four stages that sleep, the peaks from the stages of the model.
+# The idle share and the step's time come from the four stages that sleep, the peaks from the real stages of the model.
 
 # %% jupyter={"source_hidden": true}
 columns = {
@@ -1233,7 +1239,7 @@ columns = {
     "idle": "{:.0%}",
     "a step": measure.human_seconds,
     "peak on stage 0, MiB": "{:.1f}",
-    "recomputed, MiB": "{:.1f}",
+    "the same, recomputed": "{:.1f}",
 }
 rows = []
 for name, events in sleeping.items():
@@ -1244,8 +1250,9 @@ report.table(columns, rows)
 # %% [markdown]
 # ## Past this machine · further
 #
-# *Modelled*: 70 billion parameters of 16 bytes (mixed precision, Adam) on 16 A100 of 80 GB. A micro-batch is a sequence
-# of 2,048 tokens. Assumed: 40 % of 312 TFLOP/s, links of 100 Gb/s. Activations after Korthikanti et al. (2022).
+# *Modelled*: 70 billion parameters at 16 bytes each (mixed precision, Adam) on 16 A100s with 80 GB. A micro-batch is a
+# sequence of 2,048 tokens. Assumed: 40 % of 312 TFLOP/s, links of 100 Gb/s. Activation sizes follow Korthikanti et al.
+# (2022).
 
 # %% jupyter={"source_hidden": true}
 FORWARD = 2 * 70e9 / 16 * 2048 / (0.4 * planner.A100.bfloat16)  # seconds of a micro-batch on a stage
@@ -1291,10 +1298,10 @@ figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", nco
 plt.show()
 
 # %% [markdown]
-# With 1F1B, activations stop growing at 16 micro-batches, the number of stages. Only recomputation fits.
+# With 1F1B, activations stop growing at 16 micro-batches, the number of stages. The model fits only with recomputation.
 #
-# A stage computes 431 ms on a micro-batch, and its message travels 2.7 ms. So lay the pipeline across the *slow* links
-# of a cluster.
+# A stage computes for 431 ms on a micro-batch (forward and backward), and a message takes 2.7 ms. So lay the pipeline
+# across the *slow* links of a cluster.
 
 # %%
 tp.progress()
@@ -1302,7 +1309,8 @@ tp.progress()
 # %% [markdown]
 # ## Three questions
 #
-# <details><summary>You start to send an activation and continue to compute. When may its memory be written again?</summary>
+# <details><summary>You start to send an activation and continue to compute. When may its memory be
+# overwritten?</summary>
 #
 # Only after <code>wait()</code> on the send (with NCCL it makes the stream wait, not Python). The trap is reused
 # memory: a fixed buffer for outputs, or the output of a CUDA graph. The next micro-batch overwrites it, and the
@@ -1315,7 +1323,8 @@ tp.progress()
 # reason why large models use it.
 # </details>
 #
-# <details><summary>The first and the last layer share one weight (tied embeddings), now on two ranks. What do you have to add?</summary>
+# <details><summary>The first and the last layer share one weight (tied embeddings) but are now on two ranks. What do
+# you have to add?</summary>
 #
 # Both ranks hold a copy, and the copies must stay equal. After the backwards, an all-reduce between these two ranks
 # adds up their gradients.
@@ -1325,5 +1334,5 @@ tp.progress()
 #
 # A pipeline cuts the model by layers and sends only the activations at a cut, so slow links are fast enough. Its price
 # is the bubble, $(p-1)/(m+p-1)$ of the time; more micro-batches make it smaller. GPipe and 1F1B have the same bubble,
-# but 1F1B keeps at most as many micro-batches as there are stages. Next: **16_pipeline_schedules** makes the bubble
-# smaller still.
+# but 1F1B keeps the activations of at most as many micro-batches as there are stages. Next: **16_pipeline_schedules**
+# makes the bubble smaller still.
