@@ -3,11 +3,11 @@
 #
 # A training step holds weights, gradients, optimizer states and activations. Data parallelism divides only the
 # activations: a model whose states don't fit on one card doesn't fit on a thousand cards either. You predict what a
-# step holds, lower its peak by recomputation, and find the largest batch of a card.
+# step holds, lower its peak by recomputation, and find the largest batch that fits on a card.
 #
 # **What you will gain.** On a CPU, the peak of a small CoAtNet's activations falls from 50 to 20 MiB. Recomputing every
-# block reaches this too, but runs 62 % of a forward pass again. Your choice of blocks runs 17 %. All is counted
-# here.
+# block reaches this too, but runs 62 % of a forward pass again. Your choice of blocks runs only 17 % again. These
+# numbers are counted, not timed.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import dataclasses
@@ -39,18 +39,19 @@ torch.set_num_threads(1)  # the layers are small here: a second thread waits mor
 # %% [markdown]
 # ## The idea
 #
-# CoAtNet is a convolutional network with a transformer in its last stages. For $P$ parameters and $B$ images, each of
-# $N$ ranks that train it with AdamW in float32 holds
+# CoAtNet is a convolutional network with a transformer in its last stages. When $N$ ranks train $P$ parameters on $B$
+# images with AdamW in float32, each rank holds
 #
 # $$M \;=\; \underbrace{4 P}_{\text{weights}} + \underbrace{4 P}_{\text{gradients}} + \underbrace{8 P}_{\text{two averages}}
 # + \underbrace{a\, B / N}_{\text{activations}} \quad \text{bytes.}$$
 #
-# The first three terms are the same on every rank. The bars show their sum, and the lines the memory of three cards.
+# Here $a$ is the activation bytes of one image. The first three terms are the same on every rank. The bars show their
+# sum, and the dashed lines show the memory of three cards.
 
 
 # %% jupyter={"source_hidden": true}
 def draw_stages(axes):
-    """CoAtNet-7: its stages as boxes, as high as their maps of features."""
+    """CoAtNet-7: its stages as boxes, as high as their feature maps."""
     config, side = COATNETS[7], 112
     axes.bar(0, side, color="#999999", width=0.7)
     axes.text(0, side + 3, f"stem\n{side} × {side}\n{config.stem} ch.", ha="center", fontsize=8)
@@ -59,7 +60,7 @@ def draw_stages(axes):
         axes.bar(k, side, color="#56B4E9" if stage.kind == "conv" else "#E69F00", width=0.7)
         text = f"{stage.kind} ×{stage.blocks}\n{side} × {side}\n{stage.width:,} ch."
         axes.text(k, side + 3, text, ha="center", fontsize=8)
-    axes.set(ylim=(0, 150), xticks=[], ylabel="side of a map, in places", title="CoAtNet-7, image of 224 pixels")
+    axes.set(ylim=(0, 150), xticks=[], ylabel="side of the feature map", title="CoAtNet-7, image of 224 pixels")
     axes.grid(False)
 
 
@@ -116,14 +117,14 @@ def small_training():
 
 # %%
 def run_step(layers, x, recomputed):
-    """Forward and backward; the blocks for which `recomputed` says True keep their input alone."""
+    """Forward and backward; the blocks for which `recomputed` says True keep only their input."""
     for layer, again in zip(layers, recomputed):
         x = checkpoint(layer, x, use_reentrant=False) if again else layer(x)
     x.sum().backward()
 
 
 def peak_of_step(layers, x, recomputed):
-    """Bytes of activations at the peak: weights and gradients are there before, and don't count."""
+    """Bytes of activations at the peak: weights and gradients exist before the step, and don't count."""
     live = measure.LiveBytes().track(*layers, x)
     there = live.live - x.nbytes
     with live:
@@ -132,7 +133,7 @@ def peak_of_step(layers, x, recomputed):
 
 
 def operations_of(layers, x, recomputed):
-    """Of one step, with those of recomputation."""
+    """The operations of one step, including those of recomputation."""
     with FlopCounterMode(display=False) as counter:
         run_step(layers, x, recomputed)
     return counter.get_total_flops()
@@ -151,10 +152,10 @@ states = 16 * sum(p.numel() for layer in layers for p in layer.parameters())
 print(f"weights, gradients and AdamW's averages: {measure.human_bytes(states)}, whatever the batch")
 
 # %% [markdown]
-# Which blocks keep the activations? The last ones have most of the parameters.
+# Which blocks keep most of the activations? The last ones have most of the parameters.
 
 # %%
-convolutions = tp.predict("Which share, in %, of what is kept for backward do the stem and the convolutions keep?", ...)
+convolutions = tp.predict("Of all bytes kept for backward, what share (%) do the stem and the convolutions keep?", ...)
 
 
 # %% jupyter={"source_hidden": true}
@@ -189,7 +190,7 @@ share = {what: sum(size for size, one in zip(sizes, early) if one) / sum(sizes)
 print("stem and convolutions: " + ", ".join(f"{part:.0%} of {what}" for what, part in share.items()))
 
 # %%
-why = "An early convolution has few weights, but uses each at thousands of places, and keeps a number for each place."
+why = "An early convolution has few weights, but uses them at thousands of places, and keeps numbers for each place."
 convolutions.shows(100 * share["what is kept"], "{:.0f} %", why)
 
 # %% [markdown]
@@ -199,8 +200,8 @@ convolutions.shows(100 * share["what is kept"], "{:.0f} %", why)
 # ## From an image to tokens
 #
 # A Vision Transformer (ViT) cuts an image into square patches and reads each as a token. A convolution whose stride
-# equals its kernel does the cut. Its windows don't overlap, so it is a **matrix product** of flattened patches and the
-# flattened kernel.
+# equals its kernel size can do this. Its windows don't overlap, so it is a **matrix product** of flattened patches and
+# the flattened kernel.
 #
 # ### Balise 1 · Patches, class token, positions · further · about 10 min
 #
@@ -216,8 +217,8 @@ convolutions.shows(100 * share["what is kept"], "{:.0f} %", why)
 # ```
 #
 # - `embed_image` makes tokens `(n, 1 + patches, width)`. `weight` `(width, channels, size, size)` and `bias` are the
-#   convolution's. The `class_token` `(1, 1, width)`, which gathers what the image shows, comes first. Adding the
-#   positions is given.
+#   convolution's. The `class_token` `(1, 1, width)`, which gathers what the image shows, comes first. The code that
+#   adds the positions is given.
 #
 # <details><summary>Hint</summary>
 #
@@ -228,7 +229,7 @@ convolutions.shows(100 * share["what is kept"], "{:.0f} %", why)
 
 # %% tags=["balise-1"]
 def cut_patches(images, size):
-    """Cut images (n, channels, height, width) into squares: (n, patches, channels·size²). ValueError where some are cut off."""
+    """Cut images (n, channels, height, width) into squares: (n, patches, channels·size²). ValueError if pixels are left."""
     n, channels, height, width = images.shape
     if height % size or width % size:
         raise ValueError(f"{height} × {width} pixels do not divide into patches of {size} × {size}")
@@ -263,8 +264,8 @@ tp.check(1, cut_patches, embed_image)
 # ### Balise 2 · Attention with relative positions · further · about 11 min
 #
 # - **`relative_bias`** looks up the bias of all pairs, `(heads, places, places)`, queries first, without a loop. Row
-#   offsets go from $-(H - 1)$ to $H - 1$, so offset 0 is at index `[head, H - 1, W - 1]`. Row and column of each place
-#   are given.
+#   offsets go from $-(H - 1)$ to $H - 1$, so offset 0 is at index `[head, H - 1, W - 1]`. The row and the column of
+#   each place are given.
 # - **`relative_attention`** is the formula with its scores *written out*, without `scaled_dot_product_attention`. `q`,
 #   `k`, `v` are `(n, heads, places, …)`.
 #
@@ -362,7 +363,7 @@ report.table(
 #   `table` learnt numbers for relative positions.
 # - `feed_forward_cost`: two linear layers, d → f → d.
 # - `mbconv_cost`: its parameters and its shortcut are given. Add the operations of its products: c → m *before* the
-#   stride; after it, a 3 × 3 convolution of each channel alone (9 → 1) and m → d; and, once an image, m → squeezed → m.
+#   stride; after it, a 3 × 3 convolution of each channel alone (9 → 1) and m → d; and, per image, m → squeezed → m.
 #
 # <details><summary>Hint</summary>
 #
@@ -407,7 +408,8 @@ tp.check(3, attention_cost, feed_forward_cost, mbconv_cost)
 # %% [markdown]
 # ## Predicted and counted, up to billions · further
 #
-# The `meta` device makes tensors that have a shape and no data, so PyTorch counts a model that no card could hold.
+# The `meta` device makes tensors that have a shape but no data, so PyTorch can count the operations of a model that no
+# card could hold.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -471,23 +473,23 @@ report.table(
 # | operation | keeps, besides weights |
 # |---|---|
 # | linear layer, convolution | its input |
-# | layer norm | its input; mean and deviation, one number each a token |
+# | layer norm | its input; a mean and a deviation for each token |
 # | GELU | its input |
-# | fused attention | queries, keys, values; its output; one number a head and token |
+# | fused attention | queries, keys, values; its output; one number for each head and token |
 # | sum, bias, positions | nothing |
 # | cross-entropy | a number for each class |
 #
-# A tensor that two operations keep counts once. The **storage** is what counts: a view of one number keeps all of it
-# alive.
+# A tensor that two operations keep counts once. The **storage** is what counts: a view of a single number keeps the
+# whole storage alive.
 #
 # ### Balise 4 · Where memory goes · about 16 min
 #
 # **`kept_bytes`** asks autograd. Inside `saved_tensors_hooks`, PyTorch calls `note(tensor)` for each tensor that it
-# keeps. Add the bytes of its storage to `found[-1]`, the sum of the current layer, once: `seen` has the addresses that
-# don't count, at first those of weights and buffers.
+# keeps. Add the bytes of each storage to `found[-1]`, the sum of the current layer, but only once: `seen` has the
+# addresses that no longer count, at first those of weights and buffers.
 #
-# **`predict_memory`** runs nothing. From the table, write how many *numbers* each part of a ViT block keeps of an image
-# with s tokens of width d:
+# **`predict_memory`** runs nothing. From the table, write how many *numbers* each part of a ViT block keeps for an
+# image with s tokens of width d:
 #
 # ```
 # x ─ norm ─ qkv (d → 3d) ─ fused attention, h heads ─ linear ─ + ─ norm ─ linear (d → f) ─ GELU ─ linear (f → d) ─ + ─
@@ -579,11 +581,11 @@ class Block(NamedTuple):
 #
 # `blocks` lists a `Block` for each block in forward order, and `recomputed` has True for each block that is recomputed.
 #
-# - **`peak_bytes`**: while a block is computed, its `work` lives beside what the blocks *before* it keep. Return the
-#   largest sum.
+# - **`peak_bytes`**: while a block is computed, its `work` is in memory together with what the blocks *before* it keep.
+#   Return the largest sum.
 # - **`choose_blocks`**: return the list whose peak is at most `budget` and whose extra operations are the fewest. There
-#   are $2^n$ lists, but the blocks to come only see *how many bytes are kept*. Of two lists that keep equally many
-#   bytes, forget the more expensive one:
+#   are $2^n$ lists, but for the blocks to come, only *how many bytes are kept* matters. Of two lists that keep the same
+#   number of bytes, forget the more expensive one:
 #
 # ```
 # found   bytes kept so far → (extra operations, choices)
@@ -591,19 +593,19 @@ class Block(NamedTuple):
 #                                  input₁ → (operations₁, [True])
 # ```
 #
-# You write one step, from `found` to `longer`. Each entry has two successors, or none if this block's `work` doesn't fit
-# beside its bytes.
+# You write one step, from `found` to `longer`. Each entry has two successors, or none if this block's `work` doesn't
+# fit on top of its bytes.
 #
 # <details><summary>Hint</summary>
 #
-# `longer.get(bytes, option)` is the entry that is there, or else the option. `min` of two tuples compares their first
-# entries. Each entry needs its own list: `[*choices, again]`.
+# `longer.get(bytes, option)` returns the existing entry, or the option if there is none. `min` of two tuples compares
+# their first entries. Each entry needs its own list: `[*choices, again]`.
 # </details>
 
 
 # %% tags=["balise-5"]
 def peak_bytes(blocks, recomputed):
-    """The most bytes that live at once; recomputed: a list of True and False, one a block."""
+    """The most bytes that live at once; recomputed: a list of True and False, one for each block."""
     held = peak = 0
     for block, again in zip(blocks, recomputed):
         # BEGIN SOLUTION
@@ -614,7 +616,7 @@ def peak_bytes(blocks, recomputed):
 
 
 def choose_blocks(blocks, budget):
-    """Which blocks to recompute: a peak of at most `budget`, the fewest extra operations. None if nothing fits."""
+    """Which blocks to recompute: a peak of at most `budget` with the fewest extra operations. None if nothing fits."""
     found = {0: (0, [])}  # bytes held so far: (extra operations, choices)
     for block in blocks:
         longer = {}
@@ -636,11 +638,11 @@ tp.check(5, peak_bytes, choose_blocks)
 # %% [markdown]
 # ## Measured again
 #
-# From blocks that are measured alone, your `choose_blocks` plans whole steps.
+# Each block is measured alone. From these measurements, your `choose_blocks` plans whole steps.
 
 # %%
 cheaper = tp.predict(
-    "Recomputing every block gives the lowest peak. For this peak, which share (%) of its extra operations is enough?",
+    "Recomputing every block gives the lowest peak. What share (%) of its extra operations is enough for this peak?",
     ...,
 )
 
@@ -692,13 +694,13 @@ axes.plot([row[0] / 2**20 for row in yours], [row[2] for row in yours], drawstyl
           label="yours, predicted")  # fmt: skip
 axes.plot([row[1] / 2**20 for row in yours], [row[3] for row in yours], "o", color="C0", label="yours, measured")
 axes.plot(traded[1][2] / 2**20, traded[1][4], "s", color="C1", label="every block, measured")
-axes.set(xlabel="MiB of activations at the peak", ylabel="forward passes again", xlim=(0, None), ylim=(-0.03, 0.75))
+axes.set(xlabel="MiB of activations at the peak", ylabel="forward pass run again", xlim=(0, None), ylim=(-0.03, 0.75))
 axes.yaxis.set_major_formatter(PercentFormatter(1))
 axes.legend()
 plt.show()
 
 # %% [markdown]
-# The plan holds because memory follows from shapes. Seconds follow operations less closely: norms and GELUs take few
+# The plan works because memory follows from shapes. Seconds follow operations less closely: norms and GELUs take few
 # operations but move many bytes.
 
 # %% [markdown]
@@ -715,7 +717,7 @@ plt.show()
 #
 # `make([p, …])` makes an optimizer of some parameters, such as AdamW. After every step, the weights must equal those of
 # the usual loop, with momentum too. Some parameters may be frozen. Return the list of optimizers, so that a loop can
-# change their rates.
+# change their learning rates.
 #
 # <details><summary>Hint</summary>
 #
@@ -752,7 +754,7 @@ tp.check(6, step_in_backward)
 
 # %% jupyter={"source_hidden": true}
 class Curve(measure.LiveBytes):
-    """Also notes all bytes that live after each operation."""
+    """Also records how many bytes are live after each operation."""
 
     def __init__(self):
         super().__init__()
@@ -801,34 +803,35 @@ fused_curves = curves(1)
 usual, fused = (curve.peak for curve in fused_curves.values())
 gradients = predict_memory(TINY, 1)["gradients"]
 print(f"one image: peak {usual / 2**20:.1f} MiB, with the step inside backward {fused / 2**20:.1f} MiB; "
-      f"all gradients have {gradients / 2**20:.1f} MiB")  # fmt: skip
+      f"all gradients take {gradients / 2**20:.1f} MiB")  # fmt: skip
 print(measure.race({"step inside backward": prepare(1, True)[2], "the usual loop": prepare(1, False)[2]}, repeats=5))
 
 # %% jupyter={"source_hidden": true}
 _, axes = plt.subplots(figsize=(7, 3), layout="constrained")
 for name, curve in fused_curves.items():
     axes.plot([live / 2**20 for live in curve.seen], label=name)
-axes.set(xlabel="operation of the step", ylabel="MiB that live", title="One step, one image", ylim=(0, None))
+axes.set(xlabel="operation of the step", ylabel="MiB in use", title="One step, one image", ylim=(0, None))
 axes.legend(loc="lower left")
 plt.show()
 
 # %% [markdown]
-# Without the plateau of gradients, the peak moves to the end of forward, where both loops hold the same. With many
-# images it was there already, and only recomputation lowers it.
+# Without the plateau of gradients, the peak moves to the end of forward, where both loops hold the same bytes. With
+# many images the peak is there anyway, and only recomputation lowers it.
 
 # %% [markdown]
 # ## Where data parallelism ends
 #
-# ZeRO shards the states over ranks, and recomputation lowers the activations. What is the most that a card can train?
+# ZeRO shards the states over ranks, and recomputation lowers the activations. How large a model, and how large a batch,
+# can a card then train?
 #
 # ### Balise 7 · The largest batch that fits · about 14 min
 #
 # **`rank_bytes`** is what a rank holds. `stage` 0 is DDP; ZeRO's stages 1, 2 and 3 shard the optimizer states, then the
-# gradients, then the weights. The `states` that are left in mixed precision with Adam are given. Add
+# gradients, then the weights. The `states` that a rank keeps in mixed precision with Adam are given. Add
 #
 # - `activations` bytes for each of this rank's `batch` images;
-# - 2 bytes a parameter of the `largest` block for each of its tensors that live for a moment: its whole gradient from
-#   stage 2 on, its gathered weights in stage 3.
+# - 2 bytes a parameter of the `largest` block for each of its tensors that exist only for a moment: its whole gradient
+#   from stage 2 on, its gathered weights in stage 3.
 #
 # **`largest_batch`** finds the largest batch from 1 to `most` with `bytes_of(batch) <= memory`, or 0. `bytes_of` never
 # falls when the batch grows, but it may be a slow measurement: call it about log₂(`most`) times, and only with 1 to
@@ -836,7 +839,7 @@ plt.show()
 #
 # <details><summary>Hint</summary>
 #
-# As long as they aren't neighbours, ask for the batch in the middle. True counts as 1: `(stage >= 2) + (stage >= 3)`.
+# As long as the two aren't neighbours, try the batch in the middle. True counts as 1: `(stage >= 2) + (stage >= 3)`.
 # </details>
 
 
@@ -870,9 +873,9 @@ tp.check(7, rank_bytes, largest_batch)
 # %% [markdown]
 # ## The limit, card by card
 #
-# *Fake* tensors have a shape and no data, so a step on them counts bytes without a card. The next cell measures one
-# block of each kind, and your `peak_bytes` adds them up. 64 ranks train in mixed precision with Adam; a tenth of each
-# card stays free.
+# *Fake* tensors have a shape but no data, so the bytes of a step can be counted without a card. The next cell measures
+# one block of each kind, and your `peak_bytes` adds them up. 64 ranks train in mixed precision with Adam; a tenth of
+# each card stays free.
 
 # %% jupyter={"source_hidden": true}
 FLOAT = 4  # bytes: the fake tensors are float32; mixed precision keeps half of that
@@ -952,7 +955,7 @@ def limits():
 
 
 # %%
-why = "16 bytes a parameter are the same on every rank: DDP doesn't shard them, however many ranks there are."
+why = "Every rank holds 16 bytes a parameter: DDP doesn't shard them, however many ranks there are."
 for card, batches in limits().items():
     rows = [(name, *(batch or None for batch in row)) for name, row in batches.items()]
     report.table({f"largest batch, {card}": "{:<20}"} | {f"CoAtNet-{n}": "{}" for n in COATNETS}, rows)
@@ -966,7 +969,7 @@ ddp_limit.shows(max(n for n in COATNETS if limits()["32 GB (V100)"]["DDP"][n]), 
 # %% [markdown]
 # ## Past this machine · further
 #
-# CoAtNet-7 on 64 H100, *estimated*: what each technique changes.
+# The table *estimates* what each technique changes for CoAtNet-7 on 64 H100s.
 
 
 # %% jupyter={"source_hidden": true}
@@ -1034,8 +1037,8 @@ show_days()
 #
 # <details><summary>Answer</summary>
 #
-# It will fail in the same way on all of them. 2.44 billion parameters of 16 bytes are 39 GB on *each* rank. More GPUs
-# help once they shard the states (ZeRO, works 13 and 14) or the model itself (15 to 17).
+# It will fail in the same way on all of them. 2.44 billion parameters at 16 bytes each are 39 GB on *each* rank. More
+# GPUs help once they shard the states (ZeRO, works 13 and 14) or the model itself (15 to 17).
 # </details>
 #
 # **2.** You fine-tune on 448 pixels instead of 224. What happens to the parameters, to what convolutions keep, to a
@@ -1048,12 +1051,12 @@ show_days()
 # four times as many numbers; the missing ones are interpolated.
 # </details>
 #
-# **3.** To save half of the activations, do you recompute the blocks that keep most bytes?
+# **3.** To save half of the activations, do you recompute the blocks that keep the most bytes?
 #
 # <details><summary>Answer</summary>
 #
 # Not by their bytes alone. What counts is how many bytes a block frees for each operation that runs again. And one very
-# large block bounds what recomputation can reach, because its work lives all at once.
+# large block bounds what recomputation can reach, because all of its work is in memory together.
 # </details>
 
 # %% [markdown]
