@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Pipeline schedules: 1F1B, interleaved, zero-bubble, and how to choose · about 90 min, core 45
 #
-# A pipeline cuts a model by layers over ranks, and a batch into micro-batches. The **schedule** orders each rank's
+# A pipeline splits a model's layers over ranks, and a batch into micro-batches. The **schedule** orders each rank's
 # forwards and backwards. It changes no gradient, but it decides how long ranks are idle (the *bubble*) and how many
 # activations they keep.
 #
@@ -153,7 +153,7 @@ report.gantt(
 #
 # ### Balise 1 · A stage on each rank, and a step with GPipe · about 14 min
 #
-# Every rank calls these three. A `PipelineStage` wraps a rank's layers, so that they can send and receive.
+# Every rank calls these three functions. A `PipelineStage` wraps a rank's layers, so that they can send and receive.
 #
 # - `make_stage`: take this rank's contiguous share of the list `layers` without changing the list. Rank 0 has the first
 #   layers, and shares differ by at most one layer. Return `PipelineStage(module, its number, number of stages,
@@ -161,7 +161,7 @@ report.gantt(
 # - `make_gpipe`: return `ScheduleGPipe(stage, n_micro_batches, loss_fn, scale_grads=…)`. Gradients of micro-batches add
 #   up; `scale_grads=True` divides them by the number of micro-batches. The result must be the gradient of the **whole
 #   batch's** loss. `reduction` says whether `loss_fn` is a mean or a sum.
-# - `pipeline_step`: only the last stage fills `losses`, one for each micro-batch. Make `loss` that of the whole batch
+# - `pipeline_step`: only the last stage fills `losses`, one for each micro-batch. Make `loss` the whole batch's loss
 #   **on every rank**: a scalar tensor without a graph.
 #
 # <details><summary>Hint</summary>
@@ -174,7 +174,7 @@ report.gantt(
 
 # %% tags=["balise-1"]
 def make_stage(layers, device):
-    """The PipelineStage of this rank: its share of `layers`, neighbours, on `device`."""
+    """The PipelineStage of this rank: its share of consecutive `layers`, on `device`."""
     rank, n = dist.get_rank(), dist.get_world_size()
     # BEGIN SOLUTION
     share = layers[len(layers) * rank // n : len(layers) * (rank + 1) // n]
@@ -190,7 +190,7 @@ def make_gpipe(stage, n_micro_batches, loss_fn, reduction="mean"):
 
 
 def pipeline_step(stages, schedule, x, y, reduction="mean"):
-    """Gradients of the whole batch in the stages' parameters; returns its loss () on every rank, without graph."""
+    """Gradients of the whole batch in the stages' parameters; returns its loss () on every rank, without a graph."""
     for stage in stages:
         stage.submod.zero_grad()
     first, last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
@@ -239,7 +239,7 @@ report.table({"": "{}", "loss": "{:.6f}", "gradient norms of the layers, by rank
 # %% [markdown]
 # ### Balise 2 · 1F1B, and enough micro-batches · about 10 min
 #
-# In 1F1B a rank begins backwards as soon as it can, so stage $s$ of $p$, counted from 0, keeps at most $p - s$
+# In 1F1B, a rank begins its backwards as soon as it can, so stage $s$ of $p$, counted from 0, keeps at most $p - s$
 # micro-batches. More micro-batches then cost no memory, and they shrink the bubble's share, $(p-1)/(m+p-1)$.
 #
 # - `choose_micro_batches`: return the smallest number of *equal* micro-batches whose bubble's share is at most
@@ -264,7 +264,7 @@ def choose_micro_batches(n_stages, bubble, batch_size):
 
 
 def make_1f1b(stage, n_micro_batches, loss_fn, reduction="mean"):
-    """The 1F1B schedule; arguments as of make_gpipe."""
+    """The 1F1B schedule; arguments as for make_gpipe."""
     # BEGIN SOLUTION
     return Schedule1F1B(stage, n_micro_batches, loss_fn, scale_grads=reduction == "mean")
     # END SOLUTION
@@ -300,7 +300,7 @@ rows = [(bubble, m, BATCH // m) for bubble in (0.5, 0.3, 0.2, 0.1) for m in [cho
 report.table({"bubble of 4 stages, at most": "{:.0%}", "micro-batches": "{}", "samples in each": "{}"}, rows)
 
 # %% [markdown]
-# But a micro-batch of a few samples doesn't fill a device. The next schedules shrink the bubble without smaller
+# But a micro-batch of a few samples doesn't keep a device busy. The next schedules shrink the bubble without smaller
 # micro-batches.
 #
 # ## Interleaved stages
@@ -317,12 +317,12 @@ report.table({"bubble of 4 stages, at most": "{:.0%}", "micro-batches": "{}", "s
 #
 # ### Balise 3 · Several chunks on a rank · about 13 min
 #
-# - `placement`: for each rank, the list of its `(stage, [numbers of its layers])` in order of stage. `layers` has the
-#   numbers of each stage.
+# - `placement`: for each rank, the list of its `(stage, [numbers of its layers])` in order of stage. `layers` lists the
+#   layer numbers of each stage.
 # - `action(kind, i)` in `interleaved_order`: the rank's i-th forward or backward, as `(kind, micro_batch, stage)`.
 #   Backwards follow the same rounds, with the chunks from last to first.
-# - `ahead`: the forwards before the first backward. They are $(v-1)\,p$, a round without the last chunk, and two more
-#   for each rank after this one, but never more than `total`.
+# - `ahead`: the number of forwards before a rank alternates one forward and one backward. It is $(v-1)\,p$, a round
+#   without the last chunk, plus two for each rank after this one, but never more than `total`.
 #
 # `n_micro_batches` is a multiple of `n_ranks`.
 #
@@ -398,8 +398,8 @@ report.gantt(shown, unit="time of a forward pass of a whole rank")
 # ## Zero-bubble
 #
 # The backward of a linear layer $y = xW^\top$ has two products. The previous stage waits for $\partial x = \partial y\,
-# W$, and **nobody waits for** $\partial W = \partial y^\top x$. Zero-bubble schedules do the first at once ("I"), and
-# fill idle slots with the second ("W").
+# W$, and **nobody waits for** $\partial W = \partial y^\top x$. Zero-bubble schedules do the first right away ("I"),
+# and fill idle slots with the second ("W").
 #
 # ### Balise 4 · Backward in two halves, and ZB-H1 · further · about 19 min
 #
@@ -414,13 +414,13 @@ report.gantt(shown, unit="time of a forward pass of a whole rank")
 #   weights, gradient of the output)`.
 # - `backward_weight`: for each layer, add the gradients of its weights to their `.grad`, as `backward()` does.
 # - `zero_bubble_order`: 1F1B with "I" for the backward. Rank r delays weight gradients by r micro-batches: "W" of k −
-#   r, if there is one, follows "I" of k. The rest ends the list.
+#   r, if there is one, follows "I" of k. The "W" that are left end the list.
 #
 # <details><summary>Hint</summary>
 #
 # `torch.autograd.grad(y, [x, *outputs], grad_y, retain_graph=True)` gives a gradient for each tensor of the list. The
-# graph stays for the second half: `torch.autograd.grad(output, weights, grad)`. A `.grad` that nobody has written is
-# `None`.
+# graph stays for the second half: `torch.autograd.grad(output, weights, grad)`. A `.grad` that hasn't been written yet
+# is `None`.
 # </details>
 
 
@@ -454,7 +454,7 @@ class SplitStage:
         return grad_x
 
     def backward_weight(self, k):
-        """Add the gradients of micro-batch k to `.grad` of the parameters; let go of all that was kept of it."""
+        """Add the gradients of micro-batch k to `.grad` of the parameters; free all that was kept for it."""
         for output, weights, grad in self.kept.pop(k):
             # BEGIN SOLUTION
             for weight, found in zip(weights, torch.autograd.grad(output, weights, grad)):
@@ -540,7 +540,7 @@ SCHEDULES = {  # name: (orders of all ranks from (n_ranks, n_micro_batches), sta
 #
 # <details><summary>Hint</summary>
 #
-# `states[r :: job.n_ranks]` are those of rank r. A step of `job.batch` samples takes `found.seconds`.
+# `states[r :: job.n_ranks]` are the states of rank r's stages. A step of `job.batch` samples takes `found.seconds`.
 # </details>
 
 
@@ -591,7 +591,7 @@ JOB = {
 MACHINES = {
     "as above": {},
     "each action costs 20 ms": {"overhead": 0.020},
-    "cheap actions, dear split": {"overhead": 0.0002, "split": 0.004},
+    "cheap actions, costly split": {"overhead": 0.0002, "split": 0.004},
     "split, links of 2 GB/s": {"split": 0.004, "link": planner.Link(latency=5e-5, bandwidth=2e9)},
     "8 GB a rank": {"memory": 8 * GB},
     "7 GB, a large last piece": {"memory": 7 * GB, "state_bytes": [2 * GB] * 7 + [4.2 * GB]},
@@ -611,7 +611,7 @@ report.table({"one job, simulated": "{}", "your choice": "{}", "micro-batches": 
 #
 # ### Balise 6 · The same model for DeepSpeed · further · about 13 min
 #
-# - `layer_specs([64, 128, 10])` are the specs of `nn.Linear(64, 128)`, `nn.GELU()`, `nn.Linear(128, 10)`. Write the
+# - `layer_specs([64, 128, 10])` returns the specs of `nn.Linear(64, 128)`, `nn.GELU()`, `nn.Linear(128, 10)`. Write the
 #   loop.
 # - `deepspeed_config`: return a dictionary with `train_batch_size`, the samples of a step;
 #   `train_micro_batch_size_per_gpu`, those of a micro-batch; `gradient_accumulation_steps`, the micro-batches; and
@@ -687,7 +687,7 @@ print("DeepSpeed, 2 stages, losses:", " ".join(f"{loss:.3f}" for loss in losses)
 # %% [markdown]
 # ## Measured again
 #
-# Your pipelines. Whole steps also keep the output of each chunk.
+# Your pipelines now run whole steps, which also keep the output of each chunk.
 
 
 # %%
@@ -709,13 +709,13 @@ report.table({f"{n} ranks, 8 micro-batches": "{}", "idle slots": "{:.1%}",
               "activations of the fullest rank": measure.human_bytes}, rows)  # fmt: skip
 
 # %% [markdown]
-# Stages that only *sleep* need no device, but order, messages and waiting are real. PyTorch's zero-bubble schedule ZB-V
-# gives rank r of p the stages $r$ and $2p - 1 - r$, so the last stage is on rank 0. DualPipeV (after DeepSeek-V3) also
-# pairs the forward of one micro-batch with the backward of another.
+# Stages that only *sleep* need no device, but their order, messages and waiting are real. PyTorch's zero-bubble
+# schedule ZB-V gives rank r of p the stages $r$ and $2p - 1 - r$, so the last stage is on rank 0. DualPipeV (after
+# DeepSeek-V3) also pairs the forward of one micro-batch with the backward of another.
 
 # %%
 waiting = tp.predict(
-    "ZB-V, four ranks, 8 micro-batches: for how many per cent of the time are ranks idle, measured?", ...
+    "ZB-V, four ranks, 8 micro-batches: what share (%) of the time are the ranks idle, measured?", ...
 )
 
 
@@ -809,13 +809,13 @@ report.table({"4 ranks, 8 micro-batches": "{}", "idle in its table": "{:.1%}", "
               "step": measure.human_seconds, "kept by the fullest rank": "{:.1f} micro-batches"}, rows)  # fmt: skip
 report.gantt(shown)
 if "ZB-V" in IN_V:
-    why = "Zero is the limit of endless steps: to fill and empty the V takes time, and so do messages and Python."
+    why = "Only an endless step would reach zero: filling and emptying the V takes time, as do messages and Python."
     waiting.shows(waited, "{:.0f} %", why)
 
 # %% [markdown]
-# The table of a schedule doesn't know the time of messages and of PyTorch's Python.
+# A schedule's table leaves out the time that messages and PyTorch's Python code take.
 #
-# Now a race with real layers on two ranks. *One process* works on rank 0 while the other waits.
+# Now a race with real layers on two ranks. *One process* works on rank 0 while rank 1 waits.
 
 # %%
 fastest = tp.predict(
@@ -859,7 +859,7 @@ def race_schedules(rounds):
 # %%
 race = launch.ranks(race_schedules, ROUNDS, n=2, timeout=120)[0]
 print(f"2 ranks on {launch.backend(2)}\n{race}\n")
-why = "A smaller bubble costs more actions and messages, and two stages have little bubble to win."
+why = "A smaller bubble costs more actions and messages, and two ranks have little bubble to save."
 fastest.shows(min(race.medians, key=race.medians.get), why=why)
 if FULL:
     recorded.note("16_pipeline_schedules", "race", {"2 ranks": race.medians})
@@ -904,8 +904,8 @@ heads = {"stages": "{}", "schedule": "{}", "bubble": "{:.1%}", "GB": "{:,.0f}"}
 report.table(heads | {"tokens/s a device, if it fits": "{:,.0f}"}, rows)
 
 # %% [markdown]
-# What "I" recomputes stays until the late "W", so zero-bubble needs most memory. The bubble grows with the stages. Real
-# trainings therefore add tensor and data parallelism, and need fewer stages.
+# What "I" recomputes stays until the late "W", so zero-bubble needs the most memory. The bubble grows with the number
+# of stages. Large training runs therefore add tensor and data parallelism, and need fewer stages.
 
 # %%
 tp.progress()
@@ -913,11 +913,11 @@ tp.progress()
 # %% [markdown]
 # ## Three questions
 #
-# <details><summary>You double the micro-batches of 1F1B at the same batch. What happens to bubble and memory?</summary>
+# <details><summary>You double the micro-batches of 1F1B at the same batch. What happens to the bubble and memory?</summary>
 #
 # The bubble's share falls from (p−1)/(m+p−1) to (p−1)/(2m+p−1), nearly half. The first rank still keeps p
-# micro-batches, each with half the samples. An action takes half as long, plus its fixed price: in the end that price
-# wins.
+# micro-batches, each with half the samples. An action takes half as long, plus its fixed price: in the end, that price
+# dominates.
 # </details>
 #
 # <details><summary>Why not give a rank sixteen chunks, if the bubble is divided by sixteen?</summary>
@@ -928,9 +928,9 @@ tp.progress()
 #
 # <details><summary>Clipping needs the norm of all gradients. What does that do to a zero-bubble schedule?</summary>
 #
-# The norm is known only when the last weight gradient is, on all ranks. That is a synchronisation at the end of each
-# step, which brings idle time back. The authors step first, and undo the step in the rare case that the norm demands
-# it.
+# The norm is known only after the last weight gradient of every rank. That is a synchronisation at the end of each
+# step, which brings idle time back. The authors of zero-bubble take the step first, and undo it in the rare case that
+# the norm demands it.
 # </details>
 #
 # ## To remember
