@@ -2,10 +2,11 @@
 # # The data loader: batches that are there before they are asked for · about 110 min, core 45
 #
 # A GPU that waits for its batch costs as much as one that works. You write a data set over files, a recorder that shows
-# who waits for whom, and a choice of loader options by trials.
+# who waits for whom, and a function that chooses loader options from trials.
 #
-# **What you will gain.** The seconds that a step waits for its batch. Without workers, each step waits for a whole
-# load. Your loader works ahead, so a step waits only when the cores can't keep up. You measure both on this machine.
+# **What you will gain.** The seconds that a step waits for its batch. Without workers, each step waits until a whole
+# batch is loaded. Your loader works ahead, so a step waits only when the cores can't keep up. You measure both on this
+# machine.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import io
@@ -76,8 +77,8 @@ def show_waits(*records):
 # %% [markdown]
 # ## The baseline: how long does a step wait?
 #
-# On a GPU the step is a training step. On a CPU, the network and the workers would compete for the same cores. There
-# the step is a **pretended device**: it takes 50 ms and no core.
+# On a GPU, the step is a training step. On a CPU, the network and the workers would compete for the same cores, so a
+# **pretended device** takes the network's place: its step takes 50 ms and uses no core.
 
 
 # %%
@@ -107,8 +108,8 @@ print(gains.expected("05_dataloader"))
 # %% [markdown]
 # ## The idea
 #
-# Loading a batch takes one process $t_\text{load}$ seconds, and a step takes $t_\text{step}$. In turn, each waits for
-# the other. With $w$ workers that load ahead, only the slower side counts:
+# Loading a batch takes one process $t_\text{load}$ seconds, and a step takes $t_\text{step}$. If they take turns, each
+# waits for the other. With $w$ workers that load ahead, only the slower side counts:
 #
 # $$T_\text{sync} = n\,(t_\text{load} + t_\text{step})
 # \qquad\qquad
@@ -138,8 +139,8 @@ report.timeline({name: drawn(0.06, 0.03, 6, workers) for name, workers in pictur
 #
 # ### Balise 1 · A data set over JPEG files · about 13 min
 #
-# A data set keeps *paths*, and decodes a picture when it is asked for. Each worker gets a copy, so keep no open file
-# and no decoded picture in it.
+# A data set keeps *paths*, and decodes a picture only when it is asked for. Each worker gets a copy of the data set, so
+# keep no open file and no decoded picture in it.
 #
 # `items` is a list of `(path, label)`. Item `i` is `(transform(picture), label)`: the full-size picture as a PIL image
 # in RGB (some files are grey or CMYK), and the label as an `int`.
@@ -209,9 +210,10 @@ class Timed(Dataset):
 # ### Balise 2 · Record a timeline, and predict it · about 15 min
 #
 # `record_events(loader, step)` goes once through batches `(images, labels, stamps)` and calls `step(images, labels)` on
-# each. It returns three events `(kind, worker, begin, end)` a batch, with times of `time.monotonic()` as Python floats:
+# each. It returns three events `(kind, worker, begin, end)` for each batch, with times of `time.monotonic()` as Python
+# floats:
 #
-# - `"loading"`: `loading_event(stamps)` is given;
+# - `"loading"`: from `loading_event(stamps)`, which is given;
 # - `"waiting"`, worker -1: from asking for the batch to having it;
 # - `"step"`, worker -1: the call of `step`.
 #
@@ -229,7 +231,7 @@ class Timed(Dataset):
 
 # %% tags=["balise-2"]
 def loading_event(stamps):
-    """Of a batch's stamps (b, 3): from the begin of its first image to the end of its last."""
+    """The event of a batch's stamps (b, 3): from the start of its first image to the end of its last."""
     return "loading", int(stamps[0, 2]), stamps[:, 0].min().item(), stamps[:, 1].max().item()
 
 
@@ -297,12 +299,12 @@ report.table({"loader": "{}", "predicted": seconds, "measured": seconds, "first 
 # ## Random numbers in workers
 #
 # At the start of a worker, PyTorch seeds the three **global** generators: `torch`, `random` and `numpy.random`. It
-# doesn't know a generator that **your data set owns**. Old tutorials add a `worker_init_fn`.
+# doesn't know about a generator that **your data set owns**. Old tutorials add a `worker_init_fn`.
 
 # %%
 different = tp.predict(
-    "A data set owns numpy.random.default_rng(0). Two workers draw from it once each, in two epochs: how many of "
-    "the four numbers are different?",
+    "A data set owns numpy.random.default_rng(0). Two workers draw from it once each, in two epochs: how many "
+    "different values do the four numbers have?",
     ...,
 )
 
@@ -345,7 +347,7 @@ different.shows(len({own for *_, own, _ in rows}), "{:.0f}", why)
 #
 # - No two workers and no two epochs draw the same numbers.
 # - The same `seed` gives the same numbers, epoch by epoch, whatever else the program draws.
-# - No two pairs of `seed` and `rank` share them. `seed + rank` fails: rank 1 with seed 5 repeats rank 0 with seed 6.
+# - No two pairs of `seed` and `rank` share numbers. `seed + rank` fails: rank 1 with seed 5 repeats rank 0 with seed 6.
 #
 # <details><summary>Hint</summary>
 #
@@ -359,7 +361,7 @@ different.shows(len({own for *_, own, _ in rows}), "{:.0f}", why)
 
 # %% tags=["balise-3"]
 def seed_worker(worker_id):
-    """Runs at the start of each worker: give its copy of the data set a generator of its own."""
+    """Runs at the start of each worker: give its copy of the data set its own generator."""
     # BEGIN SOLUTION
     get_worker_info().dataset.rng = np.random.default_rng(torch.initial_seed())
     # END SOLUTION
@@ -390,7 +392,7 @@ tp.check(3, seeded_loader)
 # Write
 #
 # 1. `seconds[choice]`, the time of a step. Workers deliver in bursts: most steps wait for nothing, and one in $w$ waits
-#   long. And one disturbed trial among three must not change the result. Mean or median, and over what?
+#    a long time. One disturbed trial among three must not change the result. Mean or median, and over what?
 # 2. `cheapest`: of all choices within `tolerance` of the fastest (0.05: 5 %), the one with the fewest workers, then the
 #   least memory.
 #
@@ -464,20 +466,20 @@ print("\nchosen:", chosen)
 # ## A stream, split over workers and ranks
 #
 # Every worker of every rank runs `__iter__` of a stream (`IterableDataset`) on its own copy. Without a split, each
-# image comes once **per worker**.
+# image arrives once **per worker**.
 #
 # ### Balise 5 · A stream split over workers and ranks · further · about 14 min
 #
-# All workers of all ranks draw the same `order` from seed and epoch; that is given. Each worker then yields its part,
-# and **reads only that**. One way, with two ranks of two workers:
+# All workers of all ranks draw the same `order` from seed and epoch; this code is given. Each worker then yields its
+# part, and **reads only that**. One way, with two ranks of two workers:
 #
 # | place in `order` | 0 | 1 | 2 | 3 | 4 | … |
 # |---|---|---|---|---|---|---|
 # | goes to rank, worker | 0, 0 | 0, 1 | 1, 0 | 1, 1 | 0, 0 | … |
 #
-# Every item comes exactly once, for any number of ranks and workers, and also without workers. With `even=True`, all
-# parts have the same size, as large as possible, and the rest is dropped: ranks with different numbers of steps would
-# wait for each other forever.
+# Every item must come exactly once, for any number of ranks and workers, and also without workers. With `even=True`,
+# all parts have the same size, as large as possible, and the rest is dropped: ranks with different numbers of steps
+# would wait for each other forever.
 #
 # <details><summary>Hint</summary>
 #
@@ -520,7 +522,7 @@ tp.check(5, SplitStream)
 # %% [markdown]
 # ## Resume in mid-epoch · further
 #
-# To resume after batch $k$ of an epoch, save seed, epoch, and the number of batches that **the loop has used**. May the
+# To resume after batch $k$ of an epoch, save seed, epoch, and the number of batches that **the loop has used**. Can the
 # *sampler*, which hands indices to the workers, count them?
 
 # %%
@@ -557,7 +559,7 @@ handed_out, state = sampler.given // 4, {"seed": 7, "batches": len(used)}
 del running  # here the job ends; `state` was saved beside the weights
 resumed = [batch.tolist() for batch in from_batch(**state)[0]]
 print(f"resumed at batch 3, the next ones are those of the whole epoch: {resumed == whole[3:]}")
-why = "Each worker is kept prefetch_factor batches ahead: a sampler that counts takes these for used."
+why = "Each worker is kept prefetch_factor batches ahead, and a sampler would count these as used."
 ahead.shows(handed_out, "{:.0f}", why)
 
 # %% [markdown]
@@ -567,10 +569,10 @@ ahead.shows(handed_out, "{:.0f}", why)
 # %% [markdown]
 # ## Copy while the network computes
 #
-# A **prefetcher** brings batches to the GPU in a thread, and copies in its own *stream*: work in one stream runs beside
-# work in another. The computing stream must **wait** for the copy's event, or it reads memory that isn't filled yet.
-# And `record_stream` must tell the allocator that the computing stream **uses** the tensor, or the next copy gets its
-# memory too early.
+# A **prefetcher** brings batches to the GPU in a thread, and copies in its own *stream*: work in one stream can run at
+# the same time as work in another. The computing stream must **wait** for the copy's event, or it reads memory that
+# isn't filled yet. And `record_stream` must tell the allocator that the computing stream **uses** the tensor, or the
+# next copy may overwrite its memory too early.
 #
 # ### Balise 6 · A prefetcher · further · about 20 min
 #
@@ -662,7 +664,7 @@ class Prefetcher:
             ready.put(("error", error, None))
 
     def _copy(self, batch):
-        """A pair: the batch on the device, and the event that tells that the copy is done (None without a GPU)."""
+        """A pair: the batch on the device, and the event that marks the end of the copy (None without a GPU)."""
         # BEGIN SOLUTION
         with torch.cuda.stream(self.stream):  # without a stream, this does nothing
             moved = each_tensor(batch, lambda tensor: tensor.to(self.device, non_blocking=True))
@@ -685,21 +687,21 @@ tp.check(6, Prefetcher)
 # %% [markdown]
 # ## A million small files, or a thousand large ones
 #
-# Opening a file on a parallel file system asks a metadata server that all users share. **Shards** are tar archives of
-# some thousand samples that are read from front to back. The files of a sample share a name, its key: `00000007.jpg`,
-# `00000007.cls`.
+# Each file that is opened on a parallel file system costs a request to a metadata server that all users share.
+# **Shards** are tar archives of a few thousand samples that are read from front to back. The files of a sample share a
+# name, its key: `00000007.jpg`, `00000007.cls`.
 #
 # ### Balise 7 · Write shards, and stream them · further · about 16 min
 #
 # `write_shards(items, folder, per_shard)`: add the two entries of each sample next to each other: `KEY.jpg` (the file,
-# unchanged) and `KEY.cls` (the label as text). No two samples of the whole set share a key, and a key holds neither a
-# dot nor a folder.
+# unchanged) and `KEY.cls` (the label as text). No two samples of the whole set share a key, and a key contains neither
+# a dot nor a folder.
 #
 # `stream_shards(paths, buffer, seed)` yields samples `(bytes, label)`; `samples_of` reads a shard. Write
 #
 # - the split: a worker opens only its own part of the shards;
 # - the **shuffle buffer**: hold what comes in. As soon as `buffer` samples are held, one of them, drawn at random,
-#   leaves. It may be the newcomer, so `buffer=1` keeps the order. A buffer of 3:
+#   leaves. It may be the newcomer, so `buffer=1` keeps the order. With a buffer of 3:
 #
 # ```
 # comes in:   a    b    c    d    e    f
@@ -709,8 +711,8 @@ tp.check(6, Prefetcher)
 #
 # <details><summary>Hint</summary>
 #
-# `tar.add(file, arcname=name)` copies a file under another name. `enumerate(…, first)` goes on numbering from shard to
-# shard. `paths[k::n]`, with what `get_worker_info()` says, is a worker's part. A list is quick to take from at its end:
+# `tar.add(file, arcname=name)` copies a file under another name. `enumerate(…, first)` continues the numbers from shard
+# to shard. `paths[k::n]`, with what `get_worker_info()` says, is a worker's part. Removing the end of a list is quick:
 # swap the drawn sample with the last one, then `pop`.
 # </details>
 
@@ -797,8 +799,8 @@ else:
 # %% [markdown]
 # ## Decode less · further
 #
-# A JPEG file stores frequencies, so a decoder can leave out the high ones and give a half, a quarter or an eighth of
-# the size for less work (`Image.draft`). `DraftedFiles` draws the window **before** it decodes, from the size in the
+# A JPEG file stores frequencies, so a decoder can leave out the high ones and return a half, a quarter or an eighth of
+# the size with less work (`Image.draft`). `DraftedFiles` draws the window **before** it decodes, from the size in the
 # header.
 
 
@@ -865,9 +867,9 @@ loader = Pieces(Prefetcher(loader, DEVICE), BATCH)
 show_waits(without, waits("your loader", loader, steps=4 * STEPS))
 
 # %% [markdown]
-# If a step still waits, the cores are too few, or busy with something else.
+# If a step still waits, there are too few cores, or they are busy with something else.
 #
-# The training run of this series, with its usual loader and with yours. Without a GPU, network and workers share the
+# The training run of this series now takes its usual loader, then yours. Without a GPU, network and workers share the
 # cores, so only decoding less can help:
 
 # %%
@@ -883,9 +885,9 @@ gains.table()
 #
 # ## Against the pure decode rate · further
 #
-# A loader can't be faster than processes that only decode the same files. Its **share** is its rate over theirs, on as
-# many cores. The last column counts core seconds instead of the time that passed; believe it if other programs compute
-# too.
+# A loader can't be faster than processes that only decode the same files. Its **share** is its rate divided by theirs,
+# on the same number of cores. The last column counts core seconds instead of the time that passed; trust it if other
+# programs are running too.
 
 
 # %% jupyter={"source_hidden": true}
@@ -966,8 +968,8 @@ if gpu := recorded.load("05_dataloader", "share"):
 # %% [markdown]
 # ## Past this machine · further
 #
-# How many cores does a GPU want? An *estimate*: NVIDIA's published rates of ResNet-50, over the decode rate of one core
-# here at 224 pixels and your loader's share.
+# How many cores does a GPU need? The *estimate* divides NVIDIA's published rates of ResNet-50 by the decode rate of one
+# core here at 224 pixels and by your loader's share.
 
 
 # %% jupyter={"source_hidden": true}
@@ -999,9 +1001,10 @@ report.table({"cores for one GPU (estimate)": "{}", "images/s": "{:,}"} | dict.f
               for card in cards])  # fmt: skip
 
 # %% [markdown]
-# Nodes often have ten to twenty cores a GPU. If they don't suffice, prepare smaller files once.
+# Nodes often have ten to twenty cores per GPU. If those don't suffice, shrink the files once, before training.
 #
-# The training run on a **modelled** card, whose batches come at eight times the decode rate of one core here:
+# The last table shows the training run on a **modelled** card, whose batches come at eight times the decode rate of one
+# core here:
 
 # %% jupyter={"source_hidden": true}
 one, yours = rates["float32"], 8 * rates["bytes, fewer pixels"] * brought  # images/s
