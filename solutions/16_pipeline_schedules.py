@@ -913,7 +913,7 @@ tp.progress()
 # %% [markdown]
 # ## Three questions
 #
-# <details><summary>You double the micro-batches of 1F1B at the same batch. What happens to the bubble and memory?</summary>
+# <details><summary>You double 1F1B's micro-batches at the same batch. What happens to the bubble and memory?</summary>
 #
 # The bubble's share falls from (p−1)/(m+p−1) to (p−1)/(2m+p−1), nearly half. The first rank still keeps p
 # micro-batches, each with half the samples. An action takes half as long, plus its fixed price: in the end, that price
