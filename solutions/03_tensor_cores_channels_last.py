@@ -87,7 +87,7 @@ asked.shows(
 #
 # $$\text{rate}(I) = \min(\text{peak},\ \text{bandwidth} \times I)$$
 #
-# In a figure that's a roof. Faster number formats raise only its flat part. The corner is the *ridge point*: the
+# Plotted, this is a roof. Faster number formats raise only its flat part. The corner is the *ridge point*: the
 # operations per byte below which the memory is the limit.
 
 # %% jupyter={"source_hidden": true}
@@ -580,7 +580,7 @@ print(*conversions(Given().to(memory_format=torch.channels_last), *tiny), sep="\
 #
 # Mend the network: same parameters, same numbers, no conversion.
 #
-# - `Mended`: write `norm(x)`, `blur(x)` and `forward(images)` anew;
+# - `Mended`: rewrite `norm(x)`, `blur(x)` and `forward(images)`;
 # - `prepare(model)`: put all parameters and buffers of 4 dimensions into channels_last;
 # - `to_device(images, labels, device)`: copy both to `device` without blocking, the images in channels_last. This is
 #   the **one** conversion that is allowed, because a loader gives contiguous images.

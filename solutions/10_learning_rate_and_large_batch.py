@@ -1,11 +1,11 @@
 # %% [markdown]
 # # Learning rates, optimizers and large batches · about 125 min, core 60
 #
-# A hundred ranks have a batch a hundred times as large as one. You hope for far fewer steps. Do you get them?
+# A hundred ranks have a hundred times the batch of one rank. You hope for far fewer steps. Do you get them?
 #
 # **What you will gain.** Steps to a loss. At the baseline's rate, the network needs about as many steps with 1,438
-# images a step as with 256. With your schedule it gets to the same loss in **three times fewer steps** by AdamW, and
-# in five times fewer by Muon. The *gradient noise scale* predicts how large a batch pays.
+# images a step as with 256. With your schedule, AdamW needs **three times fewer steps** to the same loss,
+# and Muon five times fewer. The *gradient noise scale* predicts how large a batch pays.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import copy
@@ -810,7 +810,7 @@ compared("LAMB", lambda model: LAMB(model.parameters(), lr=0.01, weight_decay=0.
 # - **`orthogonalise`**: write a round (2 lines). The first division is given.
 # - **`Muon.step`** orthogonalises the momentum of each matrix, into `updates`. Add them to the weights, times $-\alpha
 #   \cdot 0.2 \sqrt{\max(\text{rows}, \text{columns})}$, in one `torch._foreach_…` call (1 line). The factor gives
-#   steps the size of AdamW's (Liu and others, 2025), which keeps biases, norms and the last layer.
+#   steps the size of AdamW's (Liu and others, 2025); AdamW still updates biases, norms and the last layer.
 #
 # <details><summary>Hint</summary>
 #
@@ -910,7 +910,7 @@ plt.show()
 # of $N b$ after it.
 #
 # - **`gradient_noise`** runs on every rank. The squared lengths are given: `small` of one rank's gradient (averaged
-#   over the ranks), `big` of everybody's. Solve for $\lVert G \rVert^2$ and $\operatorname{tr} \Sigma$. 2 lines.
+#   over the ranks), `big` of all ranks'. Solve for $\lVert G \rVert^2$ and $\operatorname{tr} \Sigma$. 2 lines.
 # - **`noise_scale`**: one number from many steps. A step's $\lVert G \rVert^2$ may be near zero or negative, which
 #   ruins a mean of quotients. Average numerator and denominator **separately**, then divide. 3 lines.
 # - **`ranks_that_pay`**: the most ranks with an efficiency of at least `share`. 1 line.
@@ -1197,8 +1197,8 @@ plt.show()
 #
 # ## Resume exactly
 #
-# A cluster job ends when its hours are over, not when its epoch is. From the weights alone you go on with another
-# training: empty momentum, half an epoch read twice. A resumed run should be **bitwise** the run that never stopped.
+# A cluster job ends when its hours are over, not when its epoch is. If you resume from the weights alone, you
+# continue a different run: empty momentum, half an epoch read twice. A resumed run should be **bitwise** the run that never stopped.
 #
 # ### Balise 8 · Resume exactly · further · about 16 min
 #
@@ -1270,7 +1270,7 @@ def load_checkpoint(path, **parts):
 tp.check(8, Batches, save_checkpoint, load_checkpoint)
 
 # %% [markdown]
-# A training with dropout stops after 70 of 135 steps and goes on in new objects. What if something is left out?
+# A training with dropout stops after 70 of 135 steps and continues in new objects. What if something is left out?
 
 
 # %% jupyter={"source_hidden": true}

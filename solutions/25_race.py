@@ -572,7 +572,7 @@ show_rectangles()
 # ### Balise 6 · A weight average · further · about 15 min
 #
 # Write `WeightAverage`. **`update(model)`** moves parameters and floating-point buffers by the formula, and copies
-# integer buffers. **`into(model)`** copies the average into a like model. 1, 7 and 1 lines.
+# integer buffers. **`into(model)`** copies the average into a model of the same kind. 1, 7 and 1 lines.
 #
 # <details><summary>Hint</summary>
 #
