@@ -10,22 +10,24 @@ from dlojz_tp.checking import Wrong, close
 
 HINTS = {
     "not-three": "Return three numbers: model_bytes, bytes_per_image, largest_batch.",
-    "swapped": "The model's part and the part of an image are swapped: polyfit returns the slope first.",
-    "no-fixed-part": "Peak over batch size is not the part of an image: the model's part is in it. Fit a straight line "
-    "with an intercept.",
-    "two-points": "This line goes through two of the points and follows their noise. Fit all points (least squares).",
-    "failed-counted": "Sizes with None did not fit: they have no peak. Leave them out of the fit.",
+    "swapped": "The model's part and the part per image are swapped: polyfit returns the slope first.",
+    "no-fixed-part": "You divide the peak by the batch size. That is not the memory per image, because the model's "
+                     "part is still in it. Fit a straight line with an intercept.",
+    "two-points": "Your line goes through two of the points and follows their noise. Fit all the points (least "
+                  "squares).",
+    "failed-counted": "Sizes with None did not fit, so they have no peak. Leave them out of the fit.",
     "wrong-line": "The line does not fit the peaks: peak = model_bytes + bytes_per_image × batch size.",
-    "wrong-intercept": "The part of an image is right, the model's part is not: it is the line's value at batch size 0, "
-    "below the smallest peak.",
-    "peaks-changed": "The dictionary that was handed in is changed afterwards. Leave it, and collect what fitted in one "
-    "of your own.",
-    "rounded-up": "This batch does not fit: {needed} are needed, {capacity} are there. Round down; where not even one image fits, that is 0.",
-    "fixed-part-forgotten": "The whole capacity was shared out among images, but the model takes its part first.",
+    "wrong-intercept": "The part per image is right, but the model's part is not. It is the line's value at batch "
+                       "size 0, which is below the smallest peak.",
+    "peaks-changed": "You changed the dictionary that you were given. Leave it unchanged, and collect the sizes "
+                     "that fitted in a new one.",
+    "rounded-up": "This batch does not fit: it needs {needed}, and the card has {capacity}. Round down. If not "
+                  "even one image fits, the answer is 0.",
+    "fixed-part-forgotten": "You divided the whole capacity among the images, but the model takes its part first.",
     "negative-batch": "The model alone does not fit: the largest batch is 0, not {size}.",
-    "not-an-integer": "The largest batch is a whole number, an int.",
-    "wrong-largest": "The largest batch is the largest whole number with model_bytes + bytes_per_image × batch ≤ capacity. "
-    "The line decides, not the sizes that were tried.",
+    "not-an-integer": "The largest batch must be a whole number, an int.",
+    "wrong-largest": "The largest batch is the largest whole number with model_bytes + bytes_per_image × batch ≤ "
+                     "capacity. Use the line, not the sizes that were tried.",
 }
 
 
@@ -36,9 +38,9 @@ def balise_6(memory_model):
     """Exact lines, noisy ones, failed sizes, a card that is too small."""
     exact = {b: MODEL + IMAGE * b for b in (8, 16, 32, 64, 128)}
     capacity = 2_000_000_000
-    yield "the two parts of the peak, from sizes that lie on a line"
+    yield "the two parts of the peak, from sizes that are on a line"
     _line(memory_model, exact, capacity)
-    yield "sizes that did not fit are left out; no order in the sizes"
+    yield "sizes that did not fit are left out, and the sizes may be in any order"
     _line(memory_model, {256: None, **dict(reversed(exact.items())), 512: None}, capacity, failed=True)
     _line(memory_model, {16: exact[16], 64: exact[64]}, capacity)
     yield "noisy peaks: the line follows all of them"

@@ -12,30 +12,35 @@ from dlojz_tp.probes.operations import Operations, syncs
 
 HINTS = {
     "methods-missing": "The class needs the methods update and result: {error}",
-    "not-two-numbers": "result() returns two Python floats: the mean loss and the accuracy.",
-    "unweighted-loss": "This is the mean of the batches' losses. The last batch is smaller: weight each loss by its images.",
-    "unweighted-accuracy": "This is the mean of the batches' accuracies. Count the right answers and the images instead.",
+    "not-two-numbers": "result() must return two Python floats: the mean loss and the accuracy.",
+    "unweighted-loss": "This is the mean of the batches' losses. The last batch is smaller: weight each loss by "
+                       "its number of images.",
+    "unweighted-accuracy": "This is the mean of the batches' accuracies. Count the correct answers and the images "
+                           "instead.",
     "percent": "The accuracy is a fraction between 0 and 1, not a percentage.",
     "not-divided": "This is a sum. Divide by the number of images seen.",
-    "last-batch-only": "Only the last batch counts: add to what is there, do not replace it.",
-    "divided-by-steps": "The number of right answers is divided by the number of steps, not of images.",
+    "last-batch-only": "Only the last batch counts. Add to the previous sums, do not replace them.",
+    "divided-by-steps": "The number of correct answers is divided by the number of steps. Divide by the number of "
+                        "images.",
     "wrong-loss-mean": "The mean loss over all images is wrong.",
     "wrong-accuracy": "The accuracy over all images is wrong: compare logits.argmax(dim=1) with the labels.",
     "sync-in-update": "update() makes the CPU wait for the GPU ({error}). Add tensors on the device; read them in result().",
-    "many-syncs": "result() reads {n} values from the device, after {steps} steps. Add up on the device, read twice.",
-    "sums-on-cpu": "update() copies to the CPU. With non_blocking=True the CPU adds up numbers that may not have arrived, without it the "
-    "CPU waits. Add up on the device; read in result().",
-    "activations-kept": "After update() the batch's logits are still in memory: the loss's graph, or the batch itself, is "
-    "kept. Keep detached sums.",
-    "state-grows": "What it keeps grows by {size:.0f} bytes a step. Keep sums, not batches.",
-    "rounded-sum": "With bfloat16 losses the sum stops growing: beyond 256 it cannot count by ones. Add up in float32.",
-    "rounded-count": "The number of right answers stops growing, or turns negative: bfloat16 counts to 256 by ones, float16 to 2,048, an "
-    "int16 to 32,767. Count in float32 or in integers of 64 bits.",
-    "shared-state": "A second object goes on where the first one stands: what belongs to the class is shared by all its "
-    "objects. Make the sums in __init__, on self.",
-    "input-changed": "update() changed the {what} that it was given. detach() shares the memory: do not compute in place "
-    "on it.",
-    "result-changes": "A second result() without an update in between gives something else.",
+    "many-syncs": "result() reads {n} values from the device after {steps} steps. Add up on the device, and read "
+                  "only twice.",
+    "sums-on-cpu": "update() copies to the CPU. With non_blocking=True, the CPU adds up numbers that may not have "
+                   "arrived yet; without it, the CPU waits. Add up on the device, and read in result().",
+    "activations-kept": "After update() the batch's logits are still in memory, because you keep the loss's graph "
+                        "or the batch itself. Keep detached sums.",
+    "state-grows": "What the object keeps grows by {size:.0f} bytes per step. Keep sums, not batches.",
+    "rounded-sum": "With bfloat16 losses, your sum stops growing: beyond 256, bfloat16 cannot count in ones. Add "
+                   "up in float32.",
+    "rounded-count": "The number of correct answers stops growing, or turns negative. Counting in ones, bfloat16 "
+                     "only reaches 256, float16 2,048 and an int16 32,767. Count in float32 or in 64-bit integers.",
+    "shared-state": "A second object continues from the sums of the first one, because all objects share the "
+                    "attributes of the class. Create the sums in __init__, on self.",
+    "input-changed": "update() changed the {what} that it was given. detach() shares the memory, so do not compute "
+                     "in place on its result.",
+    "result-changes": "A second result(), without an update in between, returns something else.",
 }
 
 
@@ -60,9 +65,9 @@ def balise_3(RunningMetrics):  # noqa: N803  (the answer is a class)
     _right_values(_result(metrics), data + more)
     yield "update() on a GPU: everything on the device, nothing read"
     _waits_for_nothing(RunningMetrics)
-    yield "it keeps no activations, and does not grow"
+    yield "it keeps no activations and does not grow"
     _keeps_nothing(RunningMetrics)
-    yield "result() reads a few values only, after 60 steps"
+    yield "result() reads only a few values after 60 steps"
     metrics = _filled(RunningMetrics, _batches(*[4] * 60))
     with Operations() as operations:
         _result(metrics)

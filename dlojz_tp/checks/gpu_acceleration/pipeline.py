@@ -13,46 +13,52 @@ SIZE = 24  # pixels of a side asked for
 DRAWS = 200  # with a fair coin, fewer than 65 or more than 135 flips in 200 happen once in 1.8 million runs
 
 HINTS = {
-    "not-decoded": "The transform is given the path of a JPEG file: open and decode it first, for example with "
-    'Image.open(path).convert("RGB").',
-    "not-a-tensor": "Return a tensor, not {kind}: ToImage() or pil_to_tensor turns the picture into one.",
-    "grey-image": 'A grey photograph has one channel, the network wants three: convert("RGB"), or decode with mode RGB.',
-    "channels-last": "The channels come last. torch wants (channels, height, width).",
-    "wrong-size": "The image has another size than was asked for: {size} × {size} pixels.",
-    "one-image": "The transform gives one image, (3, {size}, {size}), of three dimensions: the loader makes the batch.",
+    "not-decoded": "The transform receives the path of a JPEG file. Open and decode it first, for example with "
+                   'Image.open(path).convert("RGB").',
+    "not-a-tensor": "Return a tensor, not {kind}. ToImage() or pil_to_tensor turns the picture into a tensor.",
+    "grey-image": 'A grey photograph has one channel, but the network needs three. Use convert("RGB"), or decode '
+                  "with mode RGB.",
+    "channels-last": "In your image the channels come last. PyTorch expects (channels, height, width).",
+    "wrong-size": "The image does not have the requested size of {size} × {size} pixels.",
+    "one-image": "The transform must return one image with three dimensions, (3, {size}, {size}). The loader makes "
+                 "the batch.",
     "not-float": "The image must be float32: ToDtype(torch.float32, scale=True).",
-    "not-scaled": "The pixels still run to 255: MEAN and STD are for values in [0, 1]. Divide by 255 (scale=True) first.",
+    "not-scaled": "Your pixels still go up to 255, but MEAN and STD are for values in [0, 1]. Divide by 255 "
+                  "(scale=True) first.",
     "not-normalised": "The pixels are in [0, 1] but not normalised: subtract MEAN and divide by STD, channel by channel.",
-    "mean-only": "MEAN was subtracted, but the result is not divided by STD.",
+    "mean-only": "You subtract MEAN, but you do not divide the result by STD.",
     "channels-swapped": "Red and blue are swapped.",
-    "wrong-values": "An image of one colour must come out as (colour / 255 − MEAN) / STD in each channel, wherever it is cut.",
-    "random-validation": "Two calls for validation gave two images. Nothing in it may be random, or two runs cannot be "
-    "compared.",
-    "axes-swapped": "Height and width have changed places: left to right became top to bottom. torch wants (channels, height, width), an "
-    "array has (height, width, channels): permute(2, 0, 1).",
+    "wrong-values": "An image of one colour must come out as (colour / 255 − MEAN) / STD in each channel, wherever "
+                    "you crop it.",
+    "random-validation": "Two calls for validation gave two different images. Nothing in this transform may be "
+                         "random, or two runs cannot be compared.",
+    "axes-swapped": "Height and width are swapped: left to right became top to bottom. PyTorch expects (channels, "
+                    "height, width), but an array is (height, width, channels). Use permute(2, 0, 1).",
     "flipped-validation": "The validation image is mirrored.",
-    "validation-squashed": "The validation image is squashed: a circle became an ellipse. Resize the shorter side, then "
-    "cut the centre.",
-    "validation-off-centre": "The validation image is not cut from the centre.",
-    "wrong-side": "The image has a border that is not in the photograph: what was cut is larger than what was left of it. "
-    "Resize the shorter side to at least the size of the cut, not the longer one, nor always the same one.",
-    "validation-too-small": "The validation image shows only {part:.0%} of the shorter side. Resize it first, to `size` or a "
-    "little more in proportion (256 suits 224, no other size), then cut.",
-    "not-random": "Training gave the same image in every call: RandomResizedCrop and RandomHorizontalFlip draw anew "
-    "each time.",
-    "never-flipped": "No image in {draws} calls was mirrored: RandomHorizontalFlip is missing.",
-    "flipped-once": "Of {draws} images of one transform all or none are mirrored, and another transform does otherwise: the "
-    "flip is drawn when the transform is made. Draw it anew for each image.",
-    "always-flipped": "{flips} of {draws} images were mirrored. Half of them should be.",
-    "upside-down": "Some training images stand on their head: a horizontal flip mirrors left and right only.",
-    "no-crop": "Every training image shows the whole photograph: RandomResizedCrop cuts a part of it.",
-    "fixed-scale": "The windows hold {low:.0%} to {high:.0%} of the photograph. RandomResizedCrop draws their area between "
-    "8 % and 100 % of it, then resizes: things are seen near and far.",
-    "fixed-place": "Every window lies at the same place, {axis}. RandomResizedCrop draws the place too.",
-    "fixed-shape": "Every window has the same shape. RandomResizedCrop draws the ratio of its sides between 3:4 and 4:3.",
-    "always-upright": "All windows are {kind}. RandomResizedCrop draws the ratio of the sides between 3:4 and 4:3.",
-    "too-distorted": "Windows of {low:.1f}:1 to {high:.1f}:1 become squares: things are squashed beyond recognition. The "
-    "ratio of the sides lies between 3:4 and 4:3.",
+    "validation-squashed": "The validation image is squashed: a circle became an ellipse. Resize the shorter side, "
+                           "then crop the centre.",
+    "validation-off-centre": "The validation image is not cropped from the centre.",
+    "wrong-side": "The image has a border that is not in the photograph, because the crop is larger than the "
+                  "resized image. Resize the shorter side to at least the size of the crop, not the longer side, "
+                  "and not always to the same size.",
+    "validation-too-small": "The validation image shows only {part:.0%} of the shorter side. First resize that "
+                            "side to `size`, or to slightly more in proportion (256 suits 224, but no other size), "
+                            "then crop.",
+    "not-random": "Training gave the same image in every call. RandomResizedCrop and RandomHorizontalFlip make a "
+                  "new random draw for each image.",
+    "never-flipped": "No image was mirrored in {draws} calls: RandomHorizontalFlip is missing.",
+    "flipped-once": "One transform mirrors all or none of {draws} images, and another transform differs: you draw "
+                    "the flip when the transform is created. Draw it again for each image.",
+    "always-flipped": "{flips} of {draws} images were mirrored. It should be about half of them.",
+    "upside-down": "Some training images are upside down. A horizontal flip only mirrors left and right.",
+    "no-crop": "Every training image shows the whole photograph. RandomResizedCrop crops a part of it.",
+    "fixed-scale": "The crops cover {low:.0%} to {high:.0%} of the photograph. RandomResizedCrop draws an area "
+                   "between 8 % and 100 % of it, then resizes the crop, so that objects appear near and far.",
+    "fixed-place": "Every crop is at the same place, {axis}. RandomResizedCrop draws the position too.",
+    "fixed-shape": "Every crop has the same shape. RandomResizedCrop draws an aspect ratio between 3:4 and 4:3.",
+    "always-upright": "All crops are {kind}. RandomResizedCrop draws an aspect ratio between 3:4 and 4:3.",
+    "too-distorted": "Crops of {low:.1f}:1 to {high:.1f}:1 become squares, and objects are squashed beyond "
+                     "recognition. The aspect ratio should be between 3:4 and 4:3.",
 }
 
 
@@ -95,12 +101,12 @@ def balise_1(make_transform):
             _right_values(_apply(val, small), torch.tensor([10.0, 200.0, 90.0]))
         except Wrong as wrong:
             raise Wrong("wrong-side", where="a photograph of 9 × 7 pixels") from wrong
-        yield "training: another window at another scale in every call"
+        yield "training: another crop at another scale in every call"
         images = [_apply(train, wide) for _ in range(DRAWS)]
         _right_way_up(torch.stack(images).mean(dim=0), "training")
         windows = [_window(image) for image in images]
         _right_training(windows, 90 / 60)
-        yield "training: half of the images mirrored, none upside down"
+        yield "training: half of the images are mirrored, none are upside down"
         flips = sum(map(_mirrored, windows))
         if any(top > bottom for _, _, top, bottom in windows):
             raise Wrong("upside-down")

@@ -12,40 +12,47 @@ from dlojz_tp.probes.operations import Operations, in_words, syncs
 
 HINTS = {
     "no-loss": "Return two things: the loss and the logits.",
-    "loss-not-tensor": "The loss came back as {kind}. Making a Python number of it waits for the GPU in every step: "
-    "return the tensor.",
-    "graph-kept": "The {what} still carries its graph: whoever keeps it keeps every activation of the step in memory. "
-    "Return it detached.",
-    "no-update": "The weights did not change. Is optimizer.step() called, after backward()?",
-    "gradients-cleared": "The weights did not change: the gradients were cleared between backward() and step().",
-    "gradients-add-up": "The first step is right, the second is not: gradients add up until zero_grad() clears them.",
-    "optimizer-unused": "The optimizer that was handed in did not take the step: call its step(). One made anew in every "
-    "step, or an update by hand, forgets the momentum.",
-    "forward-twice": "The network was called {n} times in one step. Once is enough: loss and logits come from one pass.",
-    "left-the-device": "A result was copied to the CPU. The loss and the logits stay on the device: with non_blocking=True nobody knows "
-    "whether the numbers have arrived.",
-    "pinned-in-step": "pin_memory() in the step copies the batch once more while everything waits, and fails without a "
-    "GPU. The loader does it ahead, with pin_memory=True.",
-    "step-before-backward": "The update is one step late: step() uses gradients that backward() has not made yet.",
+    "loss-not-tensor": "You return the loss as {kind}. Converting it to a Python number waits for the GPU in every "
+                       "step. Return the tensor.",
+    "graph-kept": "The {what} still carries its graph. Keeping it would keep every activation of the step in "
+                  "memory. Return it detached.",
+    "no-update": "The weights did not change. Do you call optimizer.step() after backward()?",
+    "gradients-cleared": "The weights did not change, because you cleared the gradients between backward() and step().",
+    "gradients-add-up": "The first step is right, but the second is not: gradients add up until zero_grad() clears "
+                        "them.",
+    "optimizer-unused": "The optimizer that you were given did not take the step. Call its step(). A new optimizer "
+                        "in every step, or an update by hand, forgets the momentum.",
+    "forward-twice": "You call the network {n} times in one step. Once is enough: the loss and the logits come "
+                     "from the same pass.",
+    "left-the-device": "You copy a result to the CPU. Leave the loss and the logits on the device: with "
+                       "non_blocking=True, you do not know whether the numbers have arrived.",
+    "pinned-in-step": "pin_memory() in the step makes one more copy of the batch while everything waits, and it "
+                      "fails without a GPU. The loader does this ahead of time with pin_memory=True.",
+    "step-before-backward": "The update is one step late: step() runs before backward() has computed the gradients "
+                            "of this step.",
     "sum-not-mean-loss": "This loss is the sum over the batch. cross_entropy gives the mean by default.",
     "softmax-twice": "cross_entropy takes logits: it applies log-softmax itself.",
     "wrong-loss": "The loss is not the mean cross-entropy of the batch before the update.",
     "wrong-logits": "The logits are not the network's output for this batch.",
     "wrong-weights": "After three steps the weights differ from those of a plain loop.",
-    "model-moved": "The model is moved inside the function. Move it once, before the loop: here it costs time in every call.",
-    "not-moved": "Images and labels were not both moved to `device`: {error}",
-    "device-ignored": "The step names a device of its own. Use the one it is given: {error}",
-    "moved-twice": "{n} copies to the device in a step. Two are enough: images and labels, each once.",
-    "streams-unordered": "On a GPU, two streams work on the same memory and neither waits for the other ({error}): the network may read what is "
-    "not there yet. current_stream().wait_stream(the other) makes the order; without a stream of your own there is nothing to order.",
-    "blocking": "A copy waits until it is done. With non_blocking=True (and pinned memory) the CPU goes on while it runs.",
-    "no-longer-pinned": "On a GPU, a copy waits in spite of non_blocking=True{line}: what it copies is not the loader's pinned "
-    "memory any more. Copy first, and compute on the device.",
-    "no-step-in-eval": "A network in eval mode, as one with frozen batch norms, learned nothing. A step is a step in either mode.",
-    "switched-to-train": "The model was in eval mode, and the step switched it to train(): batch norm learns, dropout is on. Which mode it is in is "
-    "the business of the loop.",
-    "eval-mode": "The model was switched to eval(): batch norm does not learn, dropout is off. A training step leaves the "
-    "mode alone.",
+    "model-moved": "You move the model inside the function, which costs time in every call. Move it once, before "
+                   "the loop.",
+    "not-moved": "You did not move both images and labels to `device`: {error}",
+    "device-ignored": "The step names a device itself. Use the one that it is given: {error}",
+    "moved-twice": "You make {n} copies to the device in a step. Two are enough: the images once, the labels once.",
+    "streams-unordered": "On a GPU, two streams use the same memory and neither waits for the other ({error}). The "
+                         "network may read data that has not arrived yet. current_stream().wait_stream(the other) "
+                         "sets the order. Without an extra stream, there is nothing to order.",
+    "blocking": "A copy makes the CPU wait until it is done. With non_blocking=True (and pinned memory), the CPU "
+                "continues during the copy.",
+    "no-longer-pinned": "On a GPU, a copy waits in spite of non_blocking=True{line}, because its source is no "
+                        "longer the loader's pinned memory. Copy first, then compute on the device.",
+    "no-step-in-eval": "A network in eval mode, for example one with frozen batch norms, learned nothing. A step "
+                       "must work in both modes.",
+    "switched-to-train": "The model was in eval mode, and the step switched it to train(): batch norm learns, "
+                         "dropout is on. Leave the choice of the mode to the loop.",
+    "eval-mode": "The step switched the model to eval(): batch norm does not learn, dropout is off. A training "
+                 "step must not change the mode.",
 }
 
 
@@ -87,7 +94,7 @@ def balise_2(train_step):
         raise Wrong("hidden-sync", error=in_words(syncs(operations)))
     on_gpu = on_one_gpu(_step_on_gpu, train_step)
     _no_waits(on_gpu)
-    yield "nothing of the step's graph is alive afterwards"
+    yield "nothing of the step's graph stays alive afterwards"
     _lets_go(train_step)
     yield "on another device: images and labels moved once, non-blocking; the model not at all"
     _right_moves(on_gpu)

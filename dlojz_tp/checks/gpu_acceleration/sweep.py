@@ -10,26 +10,29 @@ from dlojz_tp.probes.gpus import on_one_gpu
 
 HINTS = {
     "no-dictionary": "Return a dictionary {{batch size: record, or None where memory ran out}}.",
-    "not-survived": "The out-of-memory error came through and ended the sweep. Catch torch.OutOfMemoryError.",
-    "swallows-errors": "A {kind} in run() was taken for a full memory. Catch torch.OutOfMemoryError only, or mistakes "
-    "stay hidden.",
-    "stopped-early": "The sweep ended at the first size that did not fit, but the sizes need not be sorted: {missing} "
-    "would have fitted.",
-    "not-tried": "Batch size {missing} fits, and run() was never called with it. Only a try tells what a run needs, neither "
-    "what is free nor another size: call run({missing}), and see whether it fails.",
+    "not-survived": "The out-of-memory error was not caught and ended the sweep. Catch torch.OutOfMemoryError.",
+    "swallows-errors": "You treated a {kind} in run() as running out of memory. Catch only torch.OutOfMemoryError, "
+                       "or mistakes stay hidden.",
+    "stopped-early": "The sweep ended at the first size that did not fit. But the sizes need not be sorted: "
+                     "{missing} would have fitted.",
+    "not-tried": "Batch size {missing} fits, but you never called run() with it. Only a try shows what a run "
+                 "needs; neither the free memory nor another size does. Call run({missing}), and see whether it "
+                 "fails.",
     "sizes-missing": "There is no entry for {missing}. A size that did not fit gets None.",
-    "failure-not-none": "A size that did not fit must get None; an exception kept in a dictionary keeps its tensors alive.",
-    "other-record": "A size that did not fit must get None, and neither the record of another size nor anything else.",
-    "run-twice": "Batch size {size} was run {n} times. Once is enough: each run costs minutes on a real card.",
+    "failure-not-none": "A size that did not fit must get None. An exception kept in a dictionary keeps its "
+                        "tensors alive.",
+    "other-record": "A size that did not fit must get None, not the record of another size or anything else.",
+    "run-twice": "You ran batch size {size} {n} times. Once is enough: each run takes minutes on a real card.",
     "record-changed": "The dictionary must hold the very record that run() returned.",
-    "memory-held": "When the next size started, the tensors of the failed one were still alive: something refers to "
-    "the exception (its traceback holds the frames, the frames hold the tensors), or the next run starts inside the "
-    "except block.",
-    "freed-too-early": "After batch size {size} empty_cache() was called while the exception still held the tensors, and nothing could be "
-    "freed: inside the except block, or in a `with` or `finally` around it, or where a variable still refers to the exception. Call it after "
-    "that.",
-    "cache-not-emptied": "Batch size {size} did not fit, and torch.cuda.empty_cache() was not called between that and "
-    "{then}: the allocator keeps its broken-up blocks.",
+    "memory-held": "When the next size started, the tensors of the failed one were still alive. Either something "
+                   "still refers to the exception (its traceback holds the frames, and the frames hold the "
+                   "tensors), or the next run starts inside the except block.",
+    "freed-too-early": "After batch size {size}, you called empty_cache() while the exception still held the "
+                       "tensors, so nothing could be freed. The call is inside the except block, or in a `with` or "
+                       "`finally` around it, or a variable still refers to the exception. Call it after the "
+                       "exception is gone.",
+    "cache-not-emptied": "Batch size {size} did not fit, and you did not call torch.cuda.empty_cache() between "
+                         "that and {then}: the allocator keeps its fragmented blocks.",
 }
 
 
@@ -83,7 +86,7 @@ def balise_5(sweep):
             raise Wrong(
                 "cache-not-emptied", size=failed, then=f"the start of batch size {size}" if size else "the return"
             )
-    yield "other errors are not taken for a full memory"
+    yield "other errors are not mistaken for running out of memory"
     for error in swallowed:
         raise Wrong("swallows-errors", kind=type(error).__name__, where=str(error))
 

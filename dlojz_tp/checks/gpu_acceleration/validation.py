@@ -17,30 +17,32 @@ HINTS = {
     "not-two-floats": "Return two Python floats: the mean loss and the accuracy.",
     "train-mode": "The network ran in training mode: dropout is on, and batch norm learns from the validation images. "
     "Call model.eval() first.",
-    "gradients-recorded": "The forward pass records what a backward pass would need: memory for nothing. Use "
-    "torch.inference_mode() or torch.no_grad().",
-    "mode-not-restored": "Afterwards the model is still in eval mode, and training goes on without dropout. Put back the "
-    "mode it came in.",
-    "mode-forced": "The model came in eval mode and left in training mode. Remember model.training, and put that back.",
-    "validation-unweighted": "This is a mean over batches. The last batch is smaller: weight by images.",
+    "gradients-recorded": "The forward pass records what a backward pass would need, which wastes memory. Use "
+                          "torch.inference_mode() or torch.no_grad().",
+    "mode-not-restored": "Afterwards the model is still in eval mode, and training continues without dropout. "
+                         "Restore the mode that it had before.",
+    "mode-forced": "The model came in eval mode and left in training mode. Remember model.training, and restore it.",
+    "validation-unweighted": "This is a mean over batches. The last batch is smaller: weight each batch by its "
+                             "number of images.",
     "validation-percent": "The accuracy is a fraction between 0 and 1, not a percentage.",
-    "first-batch-only": "Only one batch was evaluated. Does the return stand inside the loop?",
-    "begins-anew": "Each iter(loader) begins anew: the first batch was evaluated {n} times. Loop over the loader itself: for "
-    "images, labels in loader.",
+    "first-batch-only": "Only one batch was evaluated. Is the return inside the loop?",
+    "begins-anew": "Each iter(loader) starts again, so you evaluated the first batch {n} times. Loop over the "
+                   "loader itself: for images, labels in loader.",
     "not-averaged": "This is a sum over the images or the batches. Divide by the number of images.",
     "validation-wrong": "The {what} over the whole validation set is wrong.",
-    "sync-each-batch": "{n} values were read from the device for {batches} batches. Use your RunningMetrics: one read at "
-    "the end.",
+    "sync-each-batch": "You read {n} values from the device for {batches} batches. Use your RunningMetrics, and "
+                       "read once at the end.",
     "waits-each-batch": "{error}: {n} calls for {batches} batches, and each makes the CPU wait for the GPU. Leave them out.",
-    "frozen-trained": "A parameter that came in with requires_grad=False has it True now: a frozen layer would be trained. Switch the "
-    "recording of gradients off, not the parameters' flags.",
-    "validation-not-moved": "A tensor is not on `device`: {error}. Images, labels and your sums all have to be there.",
-    "gradients-left-off": "Afterwards {what}: the next training step would fail or learn nothing. Switch gradients off for "
-    "the validation only, with a context manager or a decorator.",
-    "loader-bypassed": "The loader was never read. Go through `loader`: its batch size, its workers and its transforms were chosen "
-    "for this.",
-    "batches-split": "The network was called {n} times for 3 batches. Once a batch: a GPU needs many images at a time.",
-    "twice": "{what}. Once is enough: this doubles the time of validation.",
+    "frozen-trained": "A parameter that had requires_grad=False now has requires_grad=True, so a frozen layer "
+                      "would be trained. Disable gradient recording, and leave the parameters' flags alone.",
+    "validation-not-moved": "A tensor is not on `device`: {error}. Images, labels and your sums must all be there.",
+    "gradients-left-off": "Afterwards {what}: the next training step would fail or learn nothing. Disable "
+                          "gradients only during validation, with a context manager or a decorator.",
+    "loader-bypassed": "You never read the loader. Loop over `loader`: its batch size, workers and transforms were "
+                       "chosen for validation.",
+    "batches-split": "You call the network {n} times for 3 batches. Call it once per batch: a GPU needs many "
+                     "images at a time.",
+    "twice": "{what}. Once is enough: this doubles the validation time.",
     "weights-changed": "Validation changed the network's weights.",
 }
 
@@ -77,7 +79,7 @@ def balise_4(evaluate):
         raise Wrong("gradients-left-off", what="torch.is_grad_enabled() is False")
     if not all(p.requires_grad for p in model.parameters()):
         raise Wrong("gradients-left-off", what="the network's parameters have requires_grad=False")
-    yield "the model leaves in the mode it came in, its weights and statistics unchanged"
+    yield "the model keeps the mode it came in, its weights and statistics unchanged"
     if not after_training:
         raise Wrong("mode-not-restored", expected="training is True in all modules", got="False")
     model.eval()
@@ -93,7 +95,7 @@ def balise_4(evaluate):
         raise Wrong("frozen-trained")
     if any(not torch.equal(before[k], v) for k, v in model.state_dict().items()):
         raise Wrong("weights-changed")
-    yield "few values are read from the device: not one a batch"
+    yield "few values are read from the device: not one per batch"
     with Operations() as operations:
         evaluate(model, _Loader(1), cpu)
     if len(syncs(operations)) > 6:
