@@ -165,7 +165,7 @@ def _on_all(truth):
 
 
 LOOKS = [
-    Look("signs are packed, 8 a byte, with a scale for each block", "forms",
+    Look("signs are packed, 8 per byte, with one scale per block", "forms",
          lambda n: [[f"uint8 ({n}, {BLOCKS}, {BLOCK[n] // 8})", f"float32 ({n}, {BLOCKS}, 1)"]] * n, "compress-form",
          lambda seen, due: [list(one) if isinstance(one, list | tuple) else one for one in seen] == due,
          lambda seen, due: {"expected": due[0], "got": seen[0]}),

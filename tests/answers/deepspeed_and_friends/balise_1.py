@@ -93,12 +93,12 @@ bank.text(1, None, BY_CASES)
 
 MICRO = "micro or most, accumulation or (most if micro else 1)"
 
-bank.hint(1, "not-three", "Three whole numbers were expected, (batch, micro, accumulation), as a tuple.")
+bank.hint(1, "not-three", "Return three whole numbers, (batch, micro, accumulation), as a tuple.")
 bank.slip(1, "not-three", (f"return batch, {MICRO}", f"return batch, {MICRO.split(',')[0]}"))
 bank.slip(1, "not-three", ("batch // unit)", "batch / unit)"))
 bank.variant(1, "not-three", BY_CASES, ("return micro * n_ranks, micro, 1", "return micro * n_ranks"))
 
-bank.hint(1, "refused-right", "These numbers fit, and a ValueError was raised.")
+bank.hint(1, "refused-right", "These numbers fit together, but you raised a ValueError.")
 bank.slip(1, "refused-right", ("if batch is None and micro is None", "if micro is None"))
 bank.slip(1, "refused-right", ("batch = batch or unit", "batch = batch or micro"))
 bank.variant(
@@ -112,7 +112,8 @@ bank.variant(
 )
 
 bank.hint(
-    1, "ranks-forgotten", "The ranks are missing in it: `batch` counts the samples of all ranks, `micro` those of one."
+    1, "ranks-forgotten", "The number of ranks is missing: `batch` counts the samples of all ranks, `micro` those "
+                          "of one rank."
 )
 bank.slip(1, "ranks-forgotten", ("unit = n_ranks * ", "unit = "))
 for there in ("batch // n_ranks, 1", "batch // (n_ranks * accumulation)", "batch // (n_ranks * micro)"):
@@ -130,21 +131,22 @@ bank.variant(
 bank.hint(
     1,
     "swapped",
-    "`micro` and `accumulation` stand in each other's place. What is missing is that one of the two that is not given; where "
-    "`batch` is given alone, everything comes in one forward.",
+    "`micro` and `accumulation` are swapped. Compute the one of the two that is not given. If only `batch` is "
+    "given, everything goes into one forward.",
 )
 bank.slip(1, "swapped", (MICRO, "accumulation or most, micro or (most if accumulation else 1)"))
 bank.slip(1, "swapped", (MICRO, "micro or (most if accumulation else 1), accumulation or most"))
 bank.variant(1, "swapped", BY_CASES, ("(batch, batch // n_ranks, 1)", "(batch, 1, batch // n_ranks)"))
 
-bank.hint(1, "wrong-third", "In every case, batch = micro × accumulation × ranks, and the numbers that are given stay.")
+bank.hint(1, "wrong-third", "In every case, batch = micro × accumulation × ranks, and the numbers that are given "
+                            "must stay the same.")
 bank.text(
     1, "wrong-third", BY_CASES.replace("micro * n_ranks * accumulation, micro", "micro + n_ranks + accumulation, micro")
 )
 bank.slip(1, "wrong-third", (MICRO, "most, most"))
 bank.variant(1, "wrong-third", BY_SEARCH, ("return batch, m, steps", "return batch, 2 * m, steps"))
 
-bank.hint(1, "wrong-defaults", "Where only one of `batch` and `micro` is given, `accumulation` is 1.")
+bank.hint(1, "wrong-defaults", "If only one of `batch` and `micro` is given, `accumulation` is 1.")
 bank.slip(
     1,
     "wrong-defaults",
@@ -158,8 +160,8 @@ bank.variant(
 bank.hint(
     1,
     "not-refused",
-    "These numbers contradict each other, and no ValueError came. A division rounds down: multiply again and compare. With micro and accumulation given, one "
-    "batch alone fits.",
+    "These numbers contradict each other, but you raised no ValueError. A division rounds down: multiply again and "
+    "compare. With micro and accumulation given, only one batch fits.",
 )
 bank.slip(1, "not-refused", ("if batch != most * unit", "if False"))
 bank.slip(1, "not-refused", ("if batch != most * unit", "if batch < most * unit"))
@@ -171,7 +173,7 @@ bank.variant(1, "not-refused", BY_CASES, ("if batch % divisor:", "if batch < div
 bank.variant(1, "not-refused", BY_CASES, ("if micro * accumulation * n_ranks != batch", "if batch % (micro * n_ranks)"))
 
 bank.hint(
-    1, "below-one", "A number below 1 is no size: raise a ValueError. Mind that `if not batch` takes 0 for missing."
+    1, "below-one", "A number below 1 is not a size: raise a ValueError. Note that `if not batch` treats 0 as missing."
 )
 bank.slip(1, "below-one", ("number < 1", "number < 0"))
 bank.slip(1, "below-one", ("for number in (n_ranks, batch, micro, accumulation)", "for number in (batch, micro)"))
@@ -185,7 +187,7 @@ bank.variant(
 bank.hint(
     1,
     "neither-accepted",
-    "Neither `batch` nor `micro` is given: nothing says how much fits into memory. Raise a ValueError.",
+    "Neither `batch` nor `micro` is given, so nothing says how much fits into memory. Raise a ValueError.",
 )
 bank.slip(
     1,
@@ -208,8 +210,9 @@ bank.variant(
 bank.hint(
     1,
     "nearest-unnamed",
-    "The message does not name {batches}. With the numbers that are given, a step has a multiple of their product with the "
-    "ranks: name the multiple below `batch`, if there is one, and the one above; if all three are given, their product alone.",
+    "The message does not name {batches}. A step must be a multiple of the product of the given numbers and the "
+    "ranks. Name the multiple below `batch`, if there is one, and the multiple above it. If all three are given, "
+    "name only their product.",
 )
 bank.slip(1, "nearest-unnamed", (", (most + 1) * unit}", "}"))
 bank.slip(1, "nearest-unnamed", ("{' or '.join(map(str, sorted(fits)))} would", "look again"))
@@ -224,15 +227,15 @@ bank.variant(1, "nearest-unnamed", BY_CASES, ("{low or 'more:'} {low + divisor}"
 bank.hint(
     1,
     "names-more",
-    "The message names {batches} too, which are not the nearest to {batch}: of the batches that would do, name the one below and the one "
-    "above, no other.",
+    "The message also names {batches}, which are not the nearest to {batch}. Of the batches that would fit, name "
+    "only the one below and the one above.",
 )
 bank.slip(1, "names-more", ("{most * unit, (most + 1) * unit}", "{k * unit for k in range(1, 9)}"))
 bank.slip(1, "names-more", ("{' or '.join(map(str, sorted(fits)))} would", "one of {[*range(1000)]} would"))
 bank.variant(1, "names-more", BY_CASES, ("{low + divisor}", "{low + divisor} {low + 2 * divisor}"))
 bank.variant(1, "names-more", BY_SEARCH, ("t > batch][:1]", "t > batch][:2]"))
 
-bank.hint(1, "names-zero", "The message offers 0, and 0 is no batch: below {batch}, none would do.")
+bank.hint(1, "names-zero", "The message offers 0, which is not a batch size: no size below {batch} would fit.")
 bank.slip(
     1,
     "names-zero",
@@ -249,7 +252,8 @@ bank.text(
 )
 
 bank.hint(
-    1, "default-of-transformers", "transformers has a default: without `per_device_train_batch_size`, 8 samples a rank."
+    1, "default-of-transformers", "transformers has a default: without `per_device_train_batch_size`, it takes 8 "
+                                  "samples per rank."
 )
 bank.slip(1, "default-of-transformers", ('"per_device_train_batch_size", 8', '"per_device_train_batch_size", 1'))
 bank.variant(
@@ -259,12 +263,13 @@ bank.variant(
 bank.hint(
     1,
     "split-taken-whole",
-    "With `split_batches=True`, the DataLoader's batch is cut over the ranks: `batch_size` is what all of them take in one forward.",
+    "With `split_batches=True`, the DataLoader's batch is split over the ranks: `batch_size` is what all of them "
+    "together take in one forward.",
 )
 bank.slip(1, "split-taken-whole", ('if words.get("split_batches")', "if False"))
 bank.variant(1, "split-taken-whole", BY_CASES, ('if words.get("split_batches", False)', 'if words.get("split", False)'))
 
-bank.hint(1, "split-false", "`split_batches` is given as False: its value counts, not whether it stands there.")
+bank.hint(1, "split-false", "`split_batches` is given as False. Check its value, not whether the key is there.")
 bank.slip(1, "split-false", ('words.get("split_batches")', '"split_batches" in words'))
 bank.variant(1, "split-false", BY_CASES, ('words.get("split_batches", False)', '"split_batches" in words'))
 bank.variant(1, "split-false", BY_SEARCH, ('words.get("split_batches")', '"split_batches" in words'))
@@ -289,7 +294,7 @@ bank.variant(
 bank.hint(
     1,
     "loader-for-all",
-    "A DataLoader's `batch_size` is what one rank takes in one forward, unless Accelerate is told `split_batches=True`.",
+    "A DataLoader's `batch_size` is what one rank takes in one forward, unless Accelerate gets `split_batches=True`.",
 )
 bank.slip(1, "loader-for-all", ('if words.get("split_batches")', 'if library == "accelerate"'))
 bank.slip(
@@ -301,7 +306,7 @@ bank.variant(1, "loader-for-all", BY_CASES, ('if words.get("split_batches", Fals
 bank.hint(
     1,
     "words-accumulation-forgotten",
-    "A step has several forwards of each rank: the words say how many, and are not read.",
+    "A step has several forwards of each rank. The words say how many, but you do not read them.",
 )
 bank.slip(
     1,
@@ -321,8 +326,8 @@ bank.variant(1, "words-accumulation-forgotten", BY_CASES, ('accumulation=words.g
 bank.hint(
     1,
     "words-refused",
-    "These words fit, and a ValueError was raised. Read the table again: which of the three numbers does each word give, of "
-    "one rank or of all of them?",
+    "These words fit together, but you raised a ValueError. Read the table again: which of the three numbers does "
+    "each word give, and is it for one rank or for all of them?",
 )
 bank.slip(
     1,
@@ -342,7 +347,7 @@ bank.variant(
 bank.hint(
     1,
     "wrong-words",
-    "Read the table again: which of the three numbers does each word give, of one rank or of all of them?",
+    "Read the table again: which of the three numbers does each word give, and is it for one rank or for all of them?",
 )
 bank.slip(
     1, "wrong-words", ("batch_sizes(n_ranks, None, micro, accumulation)", "batch_sizes(1, None, micro, accumulation)")
@@ -356,13 +361,14 @@ bank.variant(
     1, "wrong-words", BY_CASES, ('micro=words["per_device_train_batch_size"], accumulation', "micro=1, accumulation")
 )
 
-bank.hint(1, "words-changed", "The dictionary of words was written to. Whoever calls again with it, for other ranks, has other words then.")
+bank.hint(1, "words-changed", "You wrote to the dictionary of words. The next call with it, for other ranks, then "
+                              "gets other words.")
 SPLIT = '    if words.get("split_batches"):'
 bank.slip(1, "words-changed", (SPLIT, SPLIT.replace("get", "pop").replace('")', '", False)')))
 bank.slip(1, "words-changed", (SPLIT, '    words.setdefault("split_batches", False)\n' + SPLIT))
 bank.variant(1, "words-changed", BY_CASES, ('words.get("split_batches", False)', 'words.pop("split_batches", False)'))
 
-bank.hint(1, "words-not-refused", "This cannot be cut evenly over the ranks: raise a ValueError.")
+bank.hint(1, "words-not-refused", "This cannot be split evenly over the ranks: raise a ValueError.")
 bank.slip(
     1,
     "words-not-refused",

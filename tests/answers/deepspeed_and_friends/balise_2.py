@@ -49,11 +49,12 @@ def deepspeed_config(plan):
 """
 bank.text(2, None, BY_NEED)
 
-bank.hint(2, "not-a-dictionary", "A dictionary was expected, for every plan of the table.")
+bank.hint(2, "not-a-dictionary", "Return a dictionary for every plan of the table.")
 bank.slip(2, "not-a-dictionary", ("return {", "return json.dumps({"), ("zero,\n    }", "zero,\n    })"))
 bank.variant(2, "not-a-dictionary", BY_NEED, ("return config", "return [config]"))
 
-bank.hint(2, "not-json", "JSON cannot hold this: numbers, words, true and false, lists and dictionaries, no dtype.")
+bank.hint(2, "not-json", "JSON cannot hold this. Use numbers, strings, true and false, lists and dictionaries, but "
+                         "no dtype.")
 bank.slip(2, "not-json", ('{"enabled": plan["precision"] == "bfloat16"}', '{"enabled": torch.bfloat16}'))
 bank.variant(
     2, "not-json", BY_NEED, ('"total_num_steps": plan["total"]', '"total_num_steps": torch.tensor(plan["total"])')
@@ -62,7 +63,7 @@ bank.variant(
 bank.hint(
     2,
     "sizes-contradict",
-    "DeepSpeed refuses the sizes: {error}. The batch counts all ranks, the micro-batch one forward of one rank.",
+    "DeepSpeed refuses the sizes: {error}. The batch counts all ranks, the micro-batch counts one forward of one rank.",
 )
 bank.slip(
     2,
@@ -79,7 +80,7 @@ bank.variant(
     ),
 )
 
-bank.hint(2, "sizes-missing", "Nothing says how large a step is: give DeepSpeed two of its three sizes.")
+bank.hint(2, "sizes-missing", "Nothing says how large a step is. Give DeepSpeed two of its three sizes.")
 bank.slip(
     2,
     "sizes-missing",
@@ -95,22 +96,22 @@ bank.variant(
 bank.hint(
     2,
     "wrong-sizes",
-    "The engine takes other sizes. With one of its keys alone, it takes all that is left in one forward: give it the batch and "
-    "the micro-batch.",
+    "The engine uses other sizes. With only one of its keys, it takes all that is left in one forward. Give it the "
+    "batch and the micro-batch.",
 )
 bank.slip(2, "wrong-sizes", ('        "train_micro_batch_size_per_gpu": plan["micro"],\n', ""))
 bank.slip(2, "wrong-sizes", ('        "train_batch_size": plan["batch"],\n', ""))
 bank.variant(2, "wrong-sizes", BY_NEED, (', "train_micro_batch_size_per_gpu": plan["micro"], **OURS', ", **OURS"))
 
-bank.hint(2, "our-keys-forgotten", "DeepSpeed refuses an optimizer of PyTorch's: start from `{{**OURS, ...}}`.")
+bank.hint(2, "our-keys-forgotten", "DeepSpeed refuses an optimizer from PyTorch: start from `{{**OURS, ...}}`.")
 bank.slip(2, "our-keys-forgotten", ("        **OURS,\n", ""))
 bank.variant(2, "our-keys-forgotten", BY_FILE, (',\n  "zero_allow_untested_optimizer": true', ""))
 
 bank.hint(
     2,
     "key-unknown",
-    "A key stands where DeepSpeed does not know it, or has a value that it cannot use: {error}. Inside of `zero_optimization` it "
-    "tells; at the top it would not say a word.",
+    "A key is in a place where DeepSpeed does not know it, or it has a value that DeepSpeed cannot use: {error}. "
+    "Inside `zero_optimization` DeepSpeed reports this; at the top level it says nothing.",
 )
 bank.slip(2, "key-unknown", ('zero = {"stage"', 'zero = {"gradient_clipping": plan["max_norm"] or 0.0, "stage"'))
 bank.variant(2, "key-unknown", BY_NEED, ('"reduce_bucket_size": plan', '"bucket_size": plan'))
@@ -120,7 +121,8 @@ bank.slip(2, "key-unknown", ('{"device": "cpu"}', "True"))
 bank.hint(
     2,
     "no-dictionary-there",
-    "A key has a word or a number where DeepSpeed wants a dictionary: {what}. So it is with `bf16`: `{{enabled: …}}`.",
+    "A key has a string or a number where DeepSpeed expects a dictionary: {what}. `bf16`, for example, needs "
+    "`{{enabled: …}}`.",
 )
 bank.slip(
     2,
@@ -132,8 +134,8 @@ bank.variant(2, "no-dictionary-there", BY_NEED, ("dict(enabled=True)", "True"))
 bank.hint(
     2,
     "schedule-refused",
-    "DeepSpeed cannot make this schedule: {what}. `scheduler` has two keys: the `type`, here `WarmupDecayLR`, and `params`, a dictionary with "
-    "what the type takes.",
+    "DeepSpeed cannot create this schedule: {what}. `scheduler` has two keys: the `type`, here `WarmupDecayLR`, "
+    "and `params`, a dictionary with the parameters of that type.",
 )
 bank.slip(2, "schedule-refused", ("WarmupDecayLR", "LinearDecayLR"))
 bank.slip(2, "schedule-refused", ('"params": {**rates, "warmup_type": "linear"}', '**rates, "warmup_type": "linear"'))
@@ -143,7 +145,7 @@ bank.variant(2, "schedule-refused", BY_FILE, (", total_num_steps=plan", ", total
 bank.hint(
     2,
     "float16",
-    "That is float16, another half: bfloat16 has the key `bf16`.",
+    "That is float16, a different 16-bit format. The key for bfloat16 is `bf16`.",
 )
 bank.slip(2, "float16", ('"bf16": {"enabled"', '"fp16": {"enabled"'))
 bank.variant(2, "float16", BY_NEED, ('config["bf16"]', 'config["fp16"]'))
@@ -151,8 +153,8 @@ bank.variant(2, "float16", BY_NEED, ('config["bf16"]', 'config["fp16"]'))
 bank.hint(
     2,
     "wrong-precision",
-    "The weights that it computes with, or the optimizer's, are of another dtype: bfloat16 is on with `bf16: {{enabled: true}}`, and "
-    "only where the plan asks for it.",
+    "The weights used for computing, or those of the optimizer, have the wrong dtype. Turn bfloat16 on with `bf16: "
+    "{{enabled: true}}`, and only where the plan asks for it.",
 )
 bank.slip(2, "wrong-precision", ('"enabled": plan["precision"] == "bfloat16"', '"enabled": True'))
 bank.slip(2, "wrong-precision", ('"bf16": {"enabled"', '"precision": {"bf16"'))
@@ -161,8 +163,9 @@ bank.variant(2, "wrong-precision", BY_NEED, ('config["bf16"] = dict(enabled=True
 bank.hint(
     2,
     "wrong-stage",
-    "The plan says stage {stage}, and the engine works as another one. Stage 1 shares the optimizer's states, 2 sends gradients after every backward, "
-    "as each rank keeps only its part, and 3 cuts the weights too: `zero_optimization: {{stage}}`.",
+    "The plan says stage {stage}, but the engine uses another stage. Stage 1 shards the optimizer's states. Stage "
+    "2 also sends the gradients after every backward, as each rank keeps only its part. Stage 3 shards the weights "
+    "too. Set `zero_optimization: {{stage}}`.",
 )
 bank.slip(2, "wrong-stage", ('"stage": plan["stage"]', '"stage": 1'))
 bank.slip(2, "wrong-stage", ('"zero_optimization": zero', '"zero": zero'))
@@ -172,7 +175,8 @@ bank.variant(2, "wrong-stage", BY_NEED, ('{"stage": plan["stage"], "red', '{"sta
 bank.hint(
     2,
     "small-kept-whole",
-    "Stage 3 leaves small tensors whole on every rank, here {got} numbers: `stage3_param_persistence_threshold` says what is small.",
+    "Stage 3 leaves small tensors whole on every rank, here {got} numbers. `stage3_param_persistence_threshold` "
+    "says what counts as small.",
 )
 bank.slip(2, "small-kept-whole", (', "stage3_param_persistence_threshold": 0', ""))
 bank.slip(
@@ -185,7 +189,8 @@ bank.slip(
 bank.hint(
     2,
     "bucket-forgotten",
-    "A message has more gradients than a bucket may: `reduce_bucket_size` counts numbers, and is 500 million if it is not set.",
+    "A message has more gradients than a bucket may hold. `reduce_bucket_size` counts numbers, and is 500 million "
+    "if you do not set it.",
 )
 bank.slip(2, "bucket-forgotten", ('"reduce_bucket_size": plan["bucket"], ', ""))
 bank.slip(2, "bucket-forgotten", ("reduce_bucket_size", "allgather_bucket_size"))
@@ -195,8 +200,9 @@ bank.variant(2, "bucket-forgotten", BY_NEED, (', "reduce_bucket_size": plan["buc
 bank.hint(
     2,
     "bucket-unfilled",
-    "Each message has the gradient of one tensor alone: the largest has {got} numbers, and a bucket of the plan has room for more. "
-    "`reduce_bucket_size` is the plan's `bucket`, in numbers, not in bytes: every message costs a latency.",
+    "Each message has the gradient of only one tensor: the largest has {got} numbers, but a bucket of the plan has "
+    "room for more. Set `reduce_bucket_size` to the plan's `bucket`, in numbers, not in bytes. Every message costs "
+    "a latency.",
 )
 bank.slip(2, "bucket-unfilled", ('"reduce_bucket_size": plan["bucket"]', '"reduce_bucket_size": 1'))
 bank.variant(
@@ -209,7 +215,7 @@ bank.variant(
 bank.hint(
     2,
     "not-offloaded",
-    'The plan asks for an optimizer on the CPU: `offload_optimizer: {{device: "cpu"}}` inside of `zero_optimization`.',
+    'The plan asks for an optimizer on the CPU: set `offload_optimizer: {{device: "cpu"}}` inside `zero_optimization`.',
 )
 bank.slip(2, "not-offloaded", ('    if plan["offload"]:\n        zero["offload_optimizer"] = {"device": "cpu"}\n', ""))
 bank.variant(
@@ -219,7 +225,8 @@ bank.variant(
 bank.hint(
     2,
     "offloaded-unasked",
-    "The plan leaves the optimizer where the model is, and it was moved to the CPU: give that key only where it is asked for.",
+    "The plan leaves the optimizer where the model is, but you moved it to the CPU. Give that key only where the "
+    "plan asks for it.",
 )
 bank.slip(2, "offloaded-unasked", ('if plan["offload"]', 'if "offload" in plan'))
 bank.variant(2, "offloaded-unasked", BY_FILE, ('"cpu" if plan["offload"] else "none"', '"cpu"'))
@@ -227,7 +234,8 @@ bank.variant(2, "offloaded-unasked", BY_FILE, ('"cpu" if plan["offload"] else "n
 bank.hint(
     2,
     "wrong-rates",
-    "The learning rate takes another way: a scheduler `WarmupDecayLR` with `warmup_max_lr`, `warmup_num_steps`, `total_num_steps` and `warmup_type`.",
+    "The learning rate does not follow the plan. Use a scheduler `WarmupDecayLR` with `warmup_max_lr`, "
+    "`warmup_num_steps`, `total_num_steps` and `warmup_type`.",
 )
 bank.slip(
     2,
@@ -243,7 +251,8 @@ bank.variant(2, "wrong-rates", BY_NEED, ('"warmup_max_lr": plan["rate"]', '"warm
 bank.hint(
     2,
     "total-counts-all",
-    "The warm-up is right, and the rate does not fall to 0 at step `total`: `total_num_steps` counts from the first step, with those of the warm-up.",
+    "The warm-up is right, but the rate does not fall to 0 at step `total`. `total_num_steps` counts from the "
+    "first step, including the warm-up.",
 )
 bank.slip(
     2, "total-counts-all", ('"total_num_steps": plan["total"]', '"total_num_steps": plan["total"] - plan["warmup"]')
@@ -264,7 +273,8 @@ bank.variant(
 bank.hint(
     2,
     "warmup-from-above",
-    "The rate begins above 0: `warmup_min_lr` is where the warm-up begins, and 0 if it is not given. `warmup_max_lr` is where it ends.",
+    "The rate begins above 0. `warmup_min_lr` is where the warm-up begins, and is 0 if it is not given. "
+    "`warmup_max_lr` is where it ends.",
 )
 bank.slip(
     2,
@@ -275,14 +285,16 @@ bank.slip(2, "warmup-from-above", ("warmup_max_lr", "warmup_min_lr"))
 bank.variant(2, "warmup-from-above", BY_NEED, ("warmup_max_lr", "warmup_min_lr"))
 bank.variant(2, "warmup-from-above", BY_FILE, ("rates.update(", 'rates.update(warmup_min_lr=plan["rate"], '))
 
-bank.hint(2, "warmup-logarithmic", 'The warm-up is no straight line: `warmup_type` is "log" unless you say "linear".')
+bank.hint(2, "warmup-logarithmic", 'The warm-up is not a straight line: `warmup_type` is "log" unless you set it '
+                                   'to "linear".')
 bank.slip(2, "warmup-logarithmic", (', "warmup_type": "linear"', ""))
 bank.variant(2, "warmup-logarithmic", BY_FILE, (', "warmup_type": "linear"', ""))
 
 bank.hint(
     2,
     "no-decay",
-    "The rate grows as it should, and then never falls: the type is `WarmupDecayLR`, and it needs `total_num_steps`.",
+    "The rate grows as it should, but then it never falls. The type must be `WarmupDecayLR`, which needs "
+    "`total_num_steps`.",
 )
 bank.slip(2, "no-decay", ("WarmupDecayLR", "WarmupLR"), (', "total_num_steps": plan["total"]', ""))
 bank.variant(2, "no-decay", BY_NEED, ('"WarmupDecayLR"', '"WarmupLR"'), ('"total_num_steps": plan["total"], ', ""))
@@ -290,13 +302,13 @@ bank.variant(2, "no-decay", BY_NEED, ('"WarmupDecayLR"', '"WarmupLR"'), ('"total
 bank.hint(
     2,
     "rate-not-given",
-    "The schedule has a rate of its own, 0.001, unless you say `warmup_max_lr`; the optimizer's is not read.",
+    "The schedule uses its own rate, 0.001, unless you set `warmup_max_lr`. It does not read the optimizer's rate.",
 )
 bank.slip(2, "rate-not-given", ('"warmup_max_lr": plan["rate"], ', ""))
 bank.variant(2, "rate-not-given", BY_NEED, ('"warmup_max_lr": plan["rate"], ', ""))
 
 bank.hint(
-    2, "no-schedule", "The rate stays what the optimizer was made with: there is no schedule. Its key is `scheduler`."
+    2, "no-schedule", "The rate stays at the optimizer's initial value: there is no schedule. Its key is `scheduler`."
 )
 bank.slip(2, "no-schedule", ('"scheduler": {"type"', '"lr_scheduler": {"type"'))
 bank.variant(2, "no-schedule", BY_NEED, ('config["scheduler"]', 'config["schedule"]'))
@@ -304,7 +316,8 @@ bank.variant(2, "no-schedule", BY_NEED, ('config["scheduler"]', 'config["schedul
 bank.hint(
     2,
     "clipped-unasked",
-    "The gradient is clipped to a norm of 1, which the plan does not ask for: `gradient_clipping` is 1.0 unless you set it to 0.0.",
+    "The gradient is clipped to a norm of 1, but the plan does not ask for that. `gradient_clipping` is 1.0 unless "
+    "you set it to 0.0.",
 )
 bank.slip(2, "clipped-unasked", ('        "gradient_clipping": plan["max_norm"] or 0.0,\n', ""))
 bank.slip(2, "clipped-unasked", ('plan["max_norm"] or 0.0', 'plan["max_norm"] or 1.0'))
@@ -313,21 +326,23 @@ bank.variant(2, "clipped-unasked", BY_NEED, ('config["gradient_clipping"]', 'con
 bank.hint(
     2,
     "clipping-no-number",
-    "`gradient_clipping` is compared with a number, and it is none: {what}. For never, it is 0.0.",
+    "DeepSpeed compares `gradient_clipping` with a number, but yours is not a number: {what}. Use 0.0 for no clipping.",
 )
 bank.slip(2, "clipping-no-number", ('plan["max_norm"] or 0.0', 'plan["max_norm"]'))
 bank.variant(
     2, "clipping-no-number", BY_NEED, ('0.0 if plan["max_norm"] is None', '"never" if plan["max_norm"] is None')
 )
 
-bank.hint(2, "not-clipped", "The plan asks for a gradient of at most `max_norm`, and it is not clipped to that.")
+bank.hint(2, "not-clipped", "The plan asks for a gradient norm of at most `max_norm`, but the gradient is not "
+                            "clipped to that.")
 bank.slip(2, "not-clipped", ('plan["max_norm"] or 0.0', "0.0"))
 bank.variant(2, "not-clipped", BY_NEED, ('0.0 if plan["max_norm"] is None else plan["max_norm"]', "0.0"))
 
 bank.hint(
     2,
     "wrong-weights",
-    "With this, the engine's weights after five steps are not those of one process that does what the plan says.",
+    "With this configuration, the engine's weights after five steps are not those of one process that follows the "
+    "plan.",
 )
 bank.slip(2, "wrong-weights", ('plan["max_norm"] or 0.0', '(plan["max_norm"] or 0.0) / 2'))
 bank.variant(2, "wrong-weights", BY_NEED, ('else plan["max_norm"]', 'else 2 * plan["max_norm"]'))
@@ -339,8 +354,8 @@ bank.variant(
 )
 
 bank.hint(
-    2, "weights-offloaded", "The plan takes the optimizer to the CPU, not the weights: `offload_param` moves them there, and each layer fetches them over "
-    "the bus. Leave it out.",
+    2, "weights-offloaded", "The plan moves only the optimizer to the CPU, not the weights. `offload_param` moves "
+                            "the weights there, and each layer then fetches them over the bus. Leave it out.",
 )  # fmt: skip
 OFFLOADED = '        zero["offload_optimizer"] = {"device": "cpu"}'
 bank.slip(2, "weights-offloaded", (OFFLOADED, OFFLOADED + '\n        zero["offload_param"] = {"device": "cpu"}'))

@@ -44,7 +44,7 @@ bank.text(3, None, BY_PARTS)
 bank.hint(
     3,
     "own-backward",
-    "DeepSpeed refuses `loss.backward()` at this stage: `engine.backward(loss)` works at all of them.",
+    "DeepSpeed refuses `loss.backward()` at this stage. `engine.backward(loss)` works at every stage.",
 )
 bank.slip(3, "own-backward", ("engine.backward(loss)", "loss.backward()"))
 bank.variant(3, "own-backward", BY_SUMS, ("engine.backward(loss)", "loss.backward()"))
@@ -52,14 +52,15 @@ bank.variant(3, "own-backward", BY_SUMS, ("engine.backward(loss)", "loss.backwar
 bank.hint(
     3,
     "not-a-number",
-    "A step returns one number, the mean loss over the micro-batches of this rank: a tensor of shape ().",
+    "A step must return one number, the mean loss over the micro-batches of this rank, as a tensor of shape ().",
 )
 bank.slip(3, "not-a-number", ("torch.stack(losses).mean()", "torch.stack(losses)"))
 bank.variant(
     3, "not-a-number", BY_SUMS, ("return total.detach() / len(pieces)", "return [total.detach() / len(pieces)]")
 )
 
-bank.hint(3, "keeps-graph", "What you return still has its graph, and with it all activations: keep `loss.detach()`.")
+bank.hint(3, "keeps-graph", "The loss you return still has its graph, and with it all activations. Return "
+                            "`loss.detach()`.")
 bank.slip(3, "keeps-graph", ("loss.detach()", "loss"))
 bank.variant(
     3, "keeps-graph", BY_SUMS, ("with torch.no_grad():", "with torch.enable_grad():"), ("total.detach()", "total")
@@ -68,8 +69,8 @@ bank.variant(
 bank.hint(
     3,
     "wrong-steps",
-    "After {forwards} forwards for each of three steps, the engine counts {got} steps. It counts its micro-batches in `engine.step()`: call it "
-    "after every backward, and it steps where a step is due.",
+    "After {forwards} forwards for each of three steps, the engine counts {got} steps. It counts its micro-batches "
+    "in `engine.step()`. Call that after every backward, and the engine steps at the end of each accumulation.",
 )
 bank.slip(
     3,
@@ -91,7 +92,7 @@ bank.variant(3, "wrong-steps", BY_SUMS, ("        engine.step()\n", "        eng
 bank.hint(
     3,
     "divided-twice",
-    "The step is too small: `engine.backward` divides by the number of micro-batches, and you did it too.",
+    "The step is too small: `engine.backward` divides by the number of micro-batches, and you divide too.",
 )
 bank.slip(3, "divided-twice", ("engine.backward(loss)", "engine.backward(loss / len(pieces))"))
 bank.variant(
@@ -104,7 +105,8 @@ bank.variant(
 bank.hint(
     3,
     "gradients-lost",
-    "Only the last micro-batch counts: gradients were set to zero between them. The engine does that, after its step.",
+    "Only the last micro-batch counts, because you set the gradients to zero between micro-batches. The engine "
+    "does that itself after its step.",
 )
 bank.slip(
     3,
@@ -124,7 +126,7 @@ bank.variant(
 bank.hint(
     3,
     "not-divided",
-    "The step is too large, as many times as there are micro-batches: their mean counts, not their sum.",
+    "The step is too large by a factor of the number of micro-batches. It needs their mean, not their sum.",
 )
 bank.slip(3, "not-divided", ("engine.backward(loss)", "engine.backward(loss, scale_wrt_gas=False)"))
 bank.variant(3, "not-divided", BY_SUMS, ("engine.backward(loss)", "engine.backward(loss * len(pieces))"))
@@ -139,13 +141,14 @@ bank.variant(
 )
 
 bank.hint(
-    3, "loss-divided", "The loss came back divided by the number of micro-batches: `engine.backward` returns it so."
+    3, "loss-divided", "The loss you return is divided by the number of micro-batches, because `engine.backward` "
+                       "returns it like that."
 )
 bank.slip(3, "loss-divided", ("engine.backward(loss)", "loss = engine.backward(loss)"))
 bank.variant(3, "loss-divided", BY_SUMS, ("total.detach() / len(pieces)", "total.detach() / len(pieces) ** 2"))
 
 bank.hint(
-    3, "wrong-losses", "The mean over all micro-batches of this rank was expected, of the losses before the step."
+    3, "wrong-losses", "Return the mean of the losses over all micro-batches of this rank, before the step."
 )
 bank.slip(3, "wrong-losses", ("torch.stack(losses).mean()", "torch.stack(losses).sum()"))
 bank.slip(3, "wrong-losses", ("torch.stack(losses).mean()", "losses[-1]"))
@@ -154,8 +157,8 @@ bank.variant(3, "wrong-losses", BY_SUMS, ("total.detach() / len(pieces)", "total
 bank.hint(
     3,
     "waits",
-    "The ranks wait for each other for ever: {error}. `save_checkpoint` and a barrier need all ranks; only what one rank does alone, "
-    "`to_universal`, stands behind a question for the rank.",
+    "The ranks wait for each other forever: {error}. `save_checkpoint` and a barrier need all ranks. Put only "
+    "`to_universal`, which one rank does alone, inside an `if` on the rank.",
 )
 bank.slip(
     3,
@@ -174,7 +177,8 @@ bank.variant(
 bank.hint(
     3,
     "returns-early",
-    "Rank {rank} returned from `save` when {n} of {all} files were there: it has to wait for the rank that writes them.",
+    "Rank {rank} returned from `save` when {n} of {all} files were there. It has to wait for the rank that writes "
+    "them.",
 )
 bank.slip(
     3,
@@ -194,7 +198,7 @@ bank.variant(3, "returns-early", BY_SUMS, ("    dist.all_reduce(torch.zeros(1))\
 bank.hint(
     3,
     "converted-by-all",
-    "`to_universal` was called {n} times, and all calls write the same files: ask for the rank, and let one do it.",
+    "You called `to_universal` {n} times, and all calls write the same files. Check the rank, and let one rank do it.",
 )
 bank.slip(3, "converted-by-all", ("    if dist.get_rank() == 0:\n        to_univ", "    to_univ"))
 bank.variant(
@@ -210,8 +214,8 @@ bank.variant(
 bank.hint(
     3,
     "not-universal",
-    "This checkpoint is cut for the two ranks that wrote it. Load the universal one, and tell the engine so when it is made: "
-    '`"checkpoint": {{"load_universal": True}}`.',
+    "This checkpoint is split for the two ranks that wrote it. Load the universal checkpoint, and tell the engine "
+    'when you create it: `"checkpoint": {{"load_universal": True}}`.',
 )
 bank.slip(
     3,
@@ -227,7 +231,7 @@ bank.variant(
     ('folder, "universal"', 'folder, "saved"'),
 )
 
-bank.hint(3, "no-engine", "The engine itself was expected, got {got}. `load_checkpoint` returns other things.")
+bank.hint(3, "no-engine", "Return the engine itself, not {got}. `load_checkpoint` returns other things.")
 bank.slip(
     3,
     "no-engine",
@@ -241,7 +245,8 @@ bank.variant(3, "no-engine", BY_SUMS, ("return made", "return made, client"))
 bank.hint(
     3,
     "config-changed",
-    "The configuration that was given is changed: who called goes on with it. Make another one with the further key.",
+    "You changed the configuration that you were given, but the caller still uses it. Make a new dictionary with "
+    "the additional key.",
 )
 bank.slip(
     3,
@@ -253,7 +258,7 @@ bank.slip(
 )
 bank.variant(3, "config-changed", BY_SUMS, ("config = json.loads(json.dumps(config))", "config = config"))
 
-bank.hint(3, "not-loaded", "The weights are not those that were saved: nothing was loaded.")
+bank.hint(3, "not-loaded", "The weights are not the saved ones: nothing was loaded.")
 bank.slip(3, "not-loaded", ('    engine.load_checkpoint(folder, tag="universal")\n', ""))
 bank.variant(
     3,
@@ -265,7 +270,8 @@ bank.variant(
 bank.hint(
     3,
     "config-lost",
-    "DeepSpeed got no configuration, or too little of one: {error}. Hand over all of `config` and what is new, `{{**config, ...}}`; `update` returns None.",
+    "DeepSpeed got no configuration, or an incomplete one: {error}. Pass all of `config` plus the new key, "
+    "`{{**config, ...}}`; `update` returns None.",
 )
 WITH_MORE = '{**config, "checkpoint": {"load_universal": True}}'
 bank.slip(3, "config-lost", (WITH_MORE, 'config.update({"checkpoint": {"load_universal": True}})'))
@@ -275,21 +281,22 @@ bank.variant(3, "config-lost", BY_SUMS, ("made = make_engine(model, optimizer, c
 bank.hint(
     3,
     "not-found",
-    "There is no universal checkpoint under that tag: {error}. `save` has `to_universal` write folder/universal, and `resume` loads "
-    'the tag "universal".',
+    "There is no universal checkpoint under that tag: {error}. `save` makes `to_universal` write folder/universal, "
+    'and `resume` loads the tag "universal".',
 )
 bank.slip(3, "not-found", ('    if dist.get_rank() == 0:\n        to_universal(folder, "saved")\n', ""))
 bank.variant(3, "not-found", BY_SUMS, ('folder, "universal", load', 'folder, "global_step3", load'))
 
 LOAD = 'folder, tag="universal"'
-bank.hint(3, "steps-lost", "The engine begins to count anew, at {got}: only the weights were loaded. Load all of it.")
+bank.hint(3, "steps-lost", "The engine's step count starts again, at {got}: you loaded only the weights. Load "
+                           "everything.")
 bank.slip(3, "steps-lost", (LOAD, LOAD + ", load_module_only=True"))
 bank.variant(3, "steps-lost", BY_SUMS, ("load_optimizer_states=True", "load_module_only=True"))
 
-bank.hint(3, "rates-lost", "The learning rate begins anew: the schedule was not loaded.")
+bank.hint(3, "rates-lost", "The learning rate starts again: you did not load the schedule.")
 bank.slip(3, "rates-lost", (LOAD, LOAD + ", load_lr_scheduler_states=False"))
 bank.variant(3, "rates-lost", BY_SUMS, ("load_lr_scheduler_states=True", "load_lr_scheduler_states=False"))
 
-bank.hint(3, "states-lost", "The optimizer begins anew: its states, and its rate with them, were not loaded.")
+bank.hint(3, "states-lost", "The optimizer starts again: you did not load its states, nor its rate with them.")
 bank.slip(3, "states-lost", (LOAD, LOAD + ", load_optimizer_states=False"))
 bank.variant(3, "states-lost", BY_SUMS, ("load_optimizer_states=True", "load_optimizer_states=False"))

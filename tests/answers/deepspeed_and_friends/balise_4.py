@@ -47,8 +47,8 @@ ASIDE = (
 )
 bank.text(4, None, ASIDE)
 
-hint(4, "wrong-step", "The step is not AdamW's. Compare each call with the formula: decay, mean, squares, then the update with both "
-     "corrections.")  # fmt: skip
+hint(4, "wrong-step", "The step is not that of AdamW. Compare each call with the formula: decay, mean, squares, "
+                      "then the update with both corrections.")  # fmt: skip
 slip(4, "wrong-step", ("-lr * correction", "lr * correction"))
 variant(4, "wrong-step", WRITTEN, ("value=-lr /", "value=lr /"))
 
@@ -56,8 +56,8 @@ slip(4, "wrong-step", ("torch._foreach_addcdiv_(weights", "torch._foreach_addcmu
 slip(4, "wrong-step", ("weights, means, roots", "weights, gradients, roots"))
 slip(4, "wrong-step", ("/ (1 - beta1**step)", "/ 1 - beta1**step"))
 
-hint(4, "old-mean", "The weights move along the mean of the step before: in the first step they do not move at all. The averages take the "
-     "gradient in first, then comes the update.")  # fmt: skip
+hint(4, "old-mean", "The weights move along the mean of the previous step, so in the first step they do not move "
+                    "at all. First add the gradient to the averages, then update.")  # fmt: skip
 MEAN = "    torch._foreach_lerp_(means, gradients, 1 - beta1)\n"
 slip(4, "old-mean", (MEAN, ""), ("(1 - beta1**step))\n", "(1 - beta1**step))\n" + MEAN))
 variant(
@@ -68,11 +68,12 @@ variant(
     ("    torch._foreach_sub_(weights, update)\n", "    torch._foreach_sub_(weights, update)\n" + MEAN),
 )
 
-hint(4, "squares-for-means", "The weights move along the squares of the gradients: the mean stands above the root, the squares below it.")
+hint(4, "squares-for-means", "The weights move along the squares of the gradients. The mean belongs in the "
+                             "numerator, the root of the squares in the denominator.")
 slip(4, "squares-for-means", ("weights, means, roots", "weights, squares, roots"))
 variant(4, "squares-for-means", WRITTEN, ("weights, means, below", "weights, squares, below"))
 
-hint(4, "wrong-mean", "After a step, `means` do not hold β₁m + (1 − β₁)g. lerp_(x, y, t) makes (1 − t)x + ty.")
+hint(4, "wrong-mean", "After a step, `means` do not hold β₁m + (1 − β₁)g. lerp_(x, y, t) computes (1 − t)x + ty.")
 slip(4, "wrong-mean", ("gradients, 1 - beta1)", "gradients, beta1)"))
 slip(
     4,
@@ -85,23 +86,24 @@ slip(
 variant(4, "wrong-mean", WRITTEN, ("alpha=1 - beta1", "alpha=1"))
 variant(4, "wrong-mean", ASIDE, ("gradients, 1 - beta1)", "gradients, beta1)"))
 
-hint(4, "wrong-squares", "After a step, `squares` do not hold β₂v + (1 − β₂)g². Two calls make it: the old ones times β₂, then the squares of "
-     "the gradients times 1 − β₂ onto them.")  # fmt: skip
+hint(4, "wrong-squares", "After a step, `squares` do not hold β₂v + (1 − β₂)g². This takes two calls: multiply the "
+                         "old squares by β₂, then add the squares of the gradients times 1 − β₂.")  # fmt: skip
 slip(4, "wrong-squares", ("gradients, gradients, 1 - beta2)", "gradients, gradients, beta2)"))
 slip(4, "wrong-squares", ("gradients, gradients, 1 - beta2)", "gradients, gradients)"))
 slip(4, "wrong-squares", ("gradients, gradients, 1 - beta2)", "gradients, gradients, 1 - beta1)"))
 variant(4, "wrong-squares", WRITTEN, ("torch._foreach_mul_(squares, beta2)", "torch._foreach_mul_(squares, beta1)"))
 variant(4, "wrong-squares", ASIDE, ("    torch._foreach_mul_(squares, 1 - beta2)\n", ""))
 
-hint(4, "not-in-place", "After the call, the {what} are what they were. Operators that end in _ change the list that they are given; "
-     "the others return a new one, and binding a name to it changes nothing for the caller.")  # fmt: skip
+hint(4, "not-in-place", "After the call, the {what} are unchanged. Operators that end in _ change the list that "
+                        "they are given. The others return a new list, and binding a name to it changes nothing "
+                        "for the caller.")  # fmt: skip
 slip(4, "not-in-place", ("torch._foreach_mul_(weights,", "weights = torch._foreach_mul(weights,"))
 slip(4, "not-in-place", ("torch._foreach_mul_(squares,", "squares = torch._foreach_mul(squares,"))
 
 variant(4, "not-in-place", WRITTEN, ("torch._foreach_mul_(means, beta1)", "means = torch._foreach_mul(means, beta1)"))
 
-hint(4, "gradients-changed", "The gradients have other values after the call. They belong to the caller: decay, squares and averages go "
-     "elsewhere.")  # fmt: skip
+hint(4, "gradients-changed", "The gradients have other values after the call, but they belong to the caller. Write "
+                             "decay, squares and averages elsewhere.")  # fmt: skip
 slip(
     4,
     "gradients-changed",
@@ -113,8 +115,8 @@ variant(
     ("        torch._foreach_mul_(means, beta1)\n", "        torch._foreach_add_(gradients, weights, alpha=weight_decay)\n        torch._foreach_mul_(means, beta1)\n"),
 )  # fmt: skip
 
-hint(4, "decay-in-gradient", "The decay went into the gradient, and so through both averages: that is Adam with L2. The W of AdamW means "
-     "that weights shrink by 1 − ηλ, whatever the gradient is.")  # fmt: skip
+hint(4, "decay-in-gradient", "You add the decay to the gradient, so it goes into both averages: that is Adam with "
+                             "L2. In AdamW, the weights shrink by the factor 1 − ηλ, whatever the gradient is.")  # fmt: skip
 DECAY = "    torch._foreach_mul_(weights, 1 - lr * weight_decay)\n"
 slip(4, "decay-in-gradient", (DECAY, "    gradients = torch._foreach_add(gradients, weights, alpha=weight_decay)\n"))
 variant(
@@ -123,7 +125,8 @@ variant(
     ("        torch._foreach_mul_(means, beta1)\n", "        gradients = torch._foreach_add(gradients, torch._foreach_mul(weights, weight_decay))\n        torch._foreach_mul_(means, beta1)\n"),
 )  # fmt: skip
 
-hint(4, "decay-without-rate", "Weights shrink by 1 − λ in each step. The decay goes with the rate: 1 − ηλ.")
+hint(4, "decay-without-rate", "The weights shrink by the factor 1 − λ in each step. The decay is scaled by the "
+                              "rate: 1 − ηλ.")
 slip(4, "decay-without-rate", ("1 - lr * weight_decay", "1 - weight_decay"))
 variant(4, "decay-without-rate", WRITTEN, ("1 - lr * weight_decay", "1 - weight_decay"))
 
@@ -131,19 +134,19 @@ hint(4, "no-decay", "The weights do not decay: multiply them by 1 − ηλ.")
 slip(4, "no-decay", (DECAY, ""))
 variant(4, "no-decay", WRITTEN, ("        torch._foreach_mul_(weights, 1 - lr * weight_decay)\n", ""))
 
-hint(4, "mean-not-corrected", "The mean begins at zero, and is too small in the first steps: divide it by 1 − β₁ᵗ.")
+hint(4, "mean-not-corrected", "The mean starts at zero and is too small in the first steps. Divide it by 1 − β₁ᵗ.")
 slip(4, "mean-not-corrected", (" / (1 - beta1**step)", ""))
 variant(4, "mean-not-corrected", WRITTEN, (" / (1 - beta1**step)", ""))
 
-hint(4, "squares-not-corrected", "The squares begin at zero, and are too small in the first steps: divide v by 1 − β₂ᵗ, or its root by "
-     "that number's root.")  # fmt: skip
+hint(4, "squares-not-corrected", "The squares start at zero and are too small in the first steps. Divide v by 1 − "
+                                 "β₂ᵗ, or its root by the root of 1 − β₂ᵗ.")  # fmt: skip
 slip(4, "squares-not-corrected", ("correction = (1 - beta2**step) ** 0.5", "correction = 1"))
 variant(4, "squares-not-corrected", WRITTEN, ("(squares, 1 - beta2**step)", "(squares, 1.0)"))
 
 hint(
     4,
     "root-forgotten",
-    "√v is divided by 1 − β₂ᵗ. That correction belongs to v, below the root: √v is divided by the root of 1 − β₂ᵗ.",
+    "You divide √v by 1 − β₂ᵗ. That correction belongs to v, under the root: divide √v by the root of 1 − β₂ᵗ.",
 )
 slip(4, "root-forgotten", ("(1 - beta2**step) ** 0.5", "1 - beta2**step"))
 slip(
@@ -158,20 +161,20 @@ variant(
      "below = torch._foreach_sqrt(squares)\n        torch._foreach_div_(below, 1 - beta2**step)"),
 )  # fmt: skip
 
-hint(4, "decay-late", "The weights shrink after the update, so that the update shrinks with them. Multiply by 1 − ηλ first: it is the old "
-     "weights that decay.")  # fmt: skip
+hint(4, "decay-late", "You shrink the weights after the update, so the update shrinks with them. Multiply by 1 − "
+                      "ηλ first: the decay applies to the old weights.")  # fmt: skip
 slip(4, "decay-late", (DECAY, ""), ("(1 - beta1**step))\n", "(1 - beta1**step))\n" + DECAY))
 variant(4, "decay-late", ASIDE, ("    torch._foreach_mul_(weights, 1 - weight_decay * lr)\n    torch._foreach_sub_(weights, update)\n",
         "    torch._foreach_sub_(weights, update)\n    torch._foreach_mul_(weights, 1 - weight_decay * lr)\n"))  # fmt: skip
 
-hint(4, "step-from-zero", "The corrections are those of another step. `step` counts from 1: take it as it comes.")
+hint(4, "step-from-zero", "The corrections are those of another step. `step` counts from 1: use it unchanged.")
 slip(4, "step-from-zero", ("beta2**step", "beta2 ** (step + 1)"), ("beta1**step", "beta1 ** (step + 1)"))
 slip(4, "step-from-zero", ("beta2**step", "beta2 ** (step - 1)"), ("beta1**step", "beta1 ** (step - 1)"))
 variant(4, "step-from-zero", WRITTEN, ("beta1**step", "beta1 ** (step - 1)"))
 variant(4, "step-from-zero", WRITTEN, ("beta2**step", "beta2 ** (1 + step)"), ("beta1**step", "beta1 ** (1 + step)"))
 
-hint(4, "epsilon-moved", "ε is in another place. It is added to √(v / (1 − β₂ᵗ)): outside the root, and behind the correction. Who "
-     "corrects later must correct ε as well.")  # fmt: skip
+hint(4, "epsilon-moved", "ε is in the wrong place. Add it to √(v / (1 − β₂ᵗ)): outside the root, and after the "
+                         "correction. If you correct later, you must correct ε too.")  # fmt: skip
 slip(4, "epsilon-moved", ("epsilon * correction", "epsilon"))
 slip(
     4,
@@ -191,13 +194,14 @@ variant(
 hint(
     4,
     "betas-exchanged",
-    "β₁ and β₂ are exchanged: β₁ belongs to the mean of the gradients, β₂ to that of their squares.",
+    "β₁ and β₂ are swapped: β₁ belongs to the mean of the gradients, β₂ to that of their squares.",
 )
 slip(4, "betas-exchanged", ("    correction", "    beta1, beta2 = beta2, beta1\n    correction"))
 variant(4, "betas-exchanged", WRITTEN, ("    with torch", "    beta1, beta2 = beta2, beta1\n    with torch"))
 
-hint(4, "operators-grow", "{few} operators ran for 3 tensors, {many} for 30: somewhere it goes through the tensors one by one. Each of these "
-     "loops, or comprehensions, has an operator that takes the list.")  # fmt: skip
+hint(4, "operators-grow", "{few} operators ran for 3 tensors, {many} for 30: your code goes through the tensors "
+                          "one by one somewhere. Replace each such loop or comprehension with an operator that "
+                          "takes the list.")  # fmt: skip
 LOOP = (
     HEAD
     + """
@@ -217,8 +221,8 @@ variant(
     ("torch._foreach_mul_(weights, 1 - lr * weight_decay)", "[w.mul_(1 - lr * weight_decay) for w in weights]"),
 )
 
-hint(4, "copies", "At its peak the step holds {copies} more copies of what the weights take. One is enough, for the roots: all else can be "
-     "done in place.")  # fmt: skip
+hint(4, "copies", "At its peak, the step holds {copies} additional copies of the size of the weights. One is "
+                  "enough, for the roots: everything else can be done in place.")  # fmt: skip
 slip(
     4,
     "copies",
@@ -246,7 +250,7 @@ variant(
 hint(
     4,
     "borrowed",
-    "{what} does it here. That is what yours is compared with, and raced against: write the calls on lists yourself.",
+    "{what} does the work here. Your code is compared with it and raced against it: write the calls on lists yourself.",
 )
 FUNCTION = (
     HEAD

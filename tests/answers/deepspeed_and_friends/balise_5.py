@@ -99,8 +99,8 @@ def one_bit_adam(state, gradient, lr, warmup, beta1=0.9, beta2=0.999, epsilon=1e
 """
 bank.text(5, None, IN_PAIRS)
 
-hint(5, "compress-form", "compress returns a pair: the signs, packed, uint8 (…, b / 8), and one scale a block, (…, 1). keepdim=True keeps "
-     "the last dimension.")  # fmt: skip
+hint(5, "compress-form", "compress must return a pair: the packed signs, uint8 (…, b / 8), and one scale per "
+                         "block, (…, 1). keepdim=True keeps the last dimension.")  # fmt: skip
 slip(5, "compress-form", ("x.abs().mean(-1, keepdim=True)", "x.abs().mean(-1)"))
 slip(5, "compress-form", ("return pack(x >= 0),", "return x >= 0,"))
 slip(5, "compress-form", ("x.abs().mean(-1, keepdim=True)", "x.abs().mean()"))
@@ -109,7 +109,7 @@ variant(5, "compress-form", ONE_MESSAGE, ("keepdim=True) / x.shape", "keepdim=Fa
 hint(
     5,
     "wrong-expansion",
-    "compress and expand together do not give plus or minus the mean absolute value of each block.",
+    "compress followed by expand does not give plus or minus the mean absolute value of each block.",
 )
 slip(5, "wrong-expansion", ("scales, -scales)", "-scales, scales)"))
 variant(5, "wrong-expansion", ONE_MESSAGE, ("(2.0 * unpack(bits) - 1)", "(1 - 2.0 * unpack(bits))"))
@@ -117,7 +117,7 @@ variant(5, "wrong-expansion", ONE_MESSAGE, ("(2.0 * unpack(bits) - 1)", "(1 - 2.
 hint(
     5,
     "zero-for-minus",
-    "Negative numbers come back as zero. unpack gives True and False: False stands for minus the scale.",
+    "Negative numbers come back as zero. unpack gives True and False: False means minus the scale.",
 )
 slip(5, "zero-for-minus", ("torch.where(unpack(bits), scales, -scales)", "unpack(bits) * scales"))
 variant(5, "zero-for-minus", ONE_MESSAGE, ("(2.0 * unpack(bits) - 1)", "1.0 * unpack(bits)"))
@@ -125,7 +125,7 @@ variant(5, "zero-for-minus", ONE_MESSAGE, ("(2.0 * unpack(bits) - 1)", "1.0 * un
 hint(
     5,
     "other-scale",
-    "The scale is another one: it is the mean of the *absolute* values of the block, which of all scales loses least.",
+    "The scale is wrong. It must be the mean of the *absolute* values of the block, which loses least of all scales.",
 )
 slip(5, "other-scale", ("x.abs().mean(-1, keepdim=True)", "x.square().mean(-1, keepdim=True).sqrt()"))
 slip(5, "other-scale", ("x.abs().mean(-1, keepdim=True)", "x.abs().amax(-1, keepdim=True)"))
@@ -139,14 +139,16 @@ variant(
 hint(
     5,
     "mean-form",
-    "one_bit_mean gives the numbers of all servers on every rank, (N, k, b), as x has them. Each server has one row: gather.",
+    "one_bit_mean must return the numbers of all servers on every rank, (N, k, b), in the order of x. Each server "
+    "has one row: gather them.",
 )
 slip(5, "mean-form", ("return expand(gather(bits), gather(scales))", "return expand(bits, scales)"))
 variant(5, "mean-form", ONE_MESSAGE, ("return from_bytes(gather(message))", "return from_bytes(message)"))
 
-hint(5, "errors-not-kept", "After one_bit_mean the {which} is all zeros. Either it was not written in place, with copy_ or add_ (binding the "
-     "name to a new tensor leaves the caller's as it was), or nothing was lost there: who compresses one rank's values again, not "
-     "the mean of all, rounds nothing.")  # fmt: skip
+hint(5, "errors-not-kept", "After one_bit_mean the {which} is all zeros. Either you did not write it in place with "
+                           "copy_ or add_ (binding the name to a new tensor leaves the caller's tensor unchanged), "
+                           "or nothing was lost there: compressing one rank's values again, instead of the mean of "
+                           "all, rounds nothing.")  # fmt: skip
 slip(
     5,
     "errors-not-kept",
@@ -158,7 +160,7 @@ variant(5, "errors-not-kept", ONE_MESSAGE, ("server_error += sum", "server_error
 hint(
     5,
     "nothing-travels",
-    "A rank sends nothing: each works with its own numbers alone. swap the rows, then gather the servers' results.",
+    "A rank sends nothing: each rank works only with its own numbers. swap the rows, then gather the servers' results.",
 )
 NO_WIRE = ("expand(swap(bits), swap(scales)).mean(0)", "expand(bits, scales).mean(0)"), (
     "expand(gather(bits), gather(scales))", "expand(bits, scales).expand(x.shape)")  # fmt: skip
@@ -167,8 +169,8 @@ variant(5, "nothing-travels", ONE_MESSAGE,
         ("    dist.all_to_all_single(received, message.contiguous())\n", "    received = [*message]\n"),
         ("from_bytes(gather(message))", "from_bytes(message).expand(x.shape)"))  # fmt: skip
 
-hint(5, "floats-travel", "{times} times the bytes that are due are sent, most of them float32. On both ways only packed signs and scales travel: "
-     "compress before swap, and once more before gather.")  # fmt: skip
+hint(5, "floats-travel", "You send {times} times the expected bytes, most of them float32. In both directions only "
+                         "packed signs and scales should travel: compress before swap, and again before gather.")  # fmt: skip
 slip(5, "floats-travel", ("expand(gather(bits), gather(scales))", "gather(expand(bits, scales))"))
 slip(5, "floats-travel", ("expand(swap(bits), swap(scales))", "swap(expand(bits, scales))"))
 variant(5, "floats-travel", ONE_MESSAGE, ("from_bytes(gather(message))", "gather(from_bytes(message))"))
@@ -176,15 +178,16 @@ variant(5, "floats-travel", ONE_MESSAGE, ("from_bytes(gather(message))", "gather
 hint(
     5,
     "not-packed",
-    "{times} times the bytes that are due are sent: the signs travel as one byte each. Send what `pack` gives, eight signs a byte.",
+    "You send {times} times the expected bytes: each sign travels as one byte. Send what `pack` returns, eight "
+    "signs per byte.",
 )
 slip(5, "not-packed", ("expand(gather(bits), gather(scales))", "expand(pack(gather(unpack(bits).byte()) > 0), gather(scales))"),
      ("expand(swap(bits), swap(scales))", "expand(pack(swap(unpack(bits).byte()) > 0), swap(scales))"))  # fmt: skip
 variant(5, "not-packed", IN_PAIRS, ("sent_around(bits)", "pack(sent_around(unpack(bits).byte()).bool())"),
         ("gather(bits)", "pack(gather(unpack(bits).byte()).bool())"))  # fmt: skip
 
-hint(5, "all-to-everyone", "{times} times the bytes that are due are sent: every rank hears all rows of all others. A server needs its own row "
-     "alone: swap, not gather.")  # fmt: skip
+hint(5, "all-to-everyone", "You send {times} times the expected bytes: every rank receives all rows of all the "
+                           "others. A server needs only its own row: swap, not gather.")  # fmt: skip
 slip(
     5,
     "all-to-everyone",
@@ -193,17 +196,19 @@ slip(
 variant(5, "all-to-everyone", ONE_MESSAGE,
         ("    dist.all_to_all_single(received, message.contiguous())\n", "    received = [*gather(message)[:, dist.get_rank()]]\n"))  # fmt: skip
 
-hint(5, "more-than-due", "Each rank sends {times} times what is due: a bit for each number and one scale of 32 bits for each block, once to the servers and once from them.")
+hint(5, "more-than-due", "Each rank sends {times} times the expected bytes. Expected are one bit for each number "
+                         "and one 32-bit scale for each block, once to the servers and once from them.")
 slip(5, "more-than-due", ("swap(scales)", "swap(scales.double()).float()"))
 variant(5, "more-than-due", ONE_MESSAGE, ("scales.view(torch.uint8)", "scales.double().view(torch.uint8)"),
         ("message[..., :-4].contiguous(), message[..., -4:].contiguous().view(torch.float32)",
          "message[..., :-8].contiguous(), message[..., -8:].contiguous().view(torch.float64).float()"))  # fmt: skip
 
-hint(5, "x-changed", "x has changed: the error of earlier rounds was added to it in place, and whoever sends it again sends that error twice.")
+hint(5, "x-changed", "x has changed: you added the error of earlier rounds to it in place, so sending x again "
+                     "sends that error twice.")
 slip(5, "x-changed", ("wanted = x + worker_error", "wanted = x.add_(worker_error)"))
 variant(5, "x-changed", ONE_MESSAGE, ("    worker_error += x\n", "    x += worker_error\n    worker_error.copy_(x)\n"))
 
-hint(5, "wrong-mean", "What one_bit_mean returns is not the mean of what the ranks sent, compressed once more.")
+hint(5, "wrong-mean", "one_bit_mean does not return the mean of what the ranks sent, compressed once more.")
 slip(5, "wrong-mean", ("expand(swap(bits), swap(scales)).mean(0)", "expand(swap(bits), swap(scales)).mean(0).abs()"))
 variant(5, "wrong-mean", ONE_MESSAGE, ("/ len(received)", "/ -len(received)"))
 
@@ -211,8 +216,8 @@ hint(5, "sum-for-mean", "That is the sum of the ranks' numbers. A server takes t
 slip(5, "sum-for-mean", ("swap(scales)).mean(0)", "swap(scales)).sum(0)"))
 variant(5, "sum-for-mean", ONE_MESSAGE, (" / len(received)", ""))
 
-hint(5, "wrong-feedback", "The first round is right, later ones are not: an error is what was wanted (with the error before it) less what the bits "
-     "say, and is added to the next round.")  # fmt: skip
+hint(5, "wrong-feedback", "The first round is right, but later rounds are not. The error is the intended value "
+                          "(including the previous error) minus what the bits say. Add it in the next round.")  # fmt: skip
 slip(
     5,
     "wrong-feedback",
@@ -223,8 +228,8 @@ slip(5, "wrong-feedback", (".mean(0) + server_error", ".mean(0)"))
 slip(5, "wrong-feedback", ("worker_error.copy_(wanted", "worker_error.copy_(x"))
 variant(5, "wrong-feedback", ONE_MESSAGE, ("worker_error += x", "worker_error[:] = x"))
 
-hint(5, "weights-rebound", "state.weights is another tensor after the step, and the model's own weights have not moved: they are views of the one "
-     "that was given. Change it in place.")  # fmt: skip
+hint(5, "weights-rebound", "state.weights is another tensor after the step, and the model's own weights have not "
+                           "moved: they are views of the tensor that you were given. Change it in place.")  # fmt: skip
 slip(5, "weights-rebound", ("state.weights.addcdiv_(", "state.weights = state.weights.addcdiv("))
 variant(5, "weights-rebound", ONE_MESSAGE, ("state.weights -= lr", "state.weights = state.weights - lr"))
 
@@ -235,7 +240,7 @@ for number in ("8", "16"):
 hint(
     5,
     "steps-not-counted",
-    "A correction 1 − βᵗ is zero: t is 0. Add 1 to state.steps before you use it: t is 1 in the first step.",
+    "A correction 1 − βᵗ is zero because t is 0. Add 1 to state.steps before you use it: t is 1 in the first step.",
 )
 slip(5, "steps-not-counted", ("    state.steps += 1\n", ""))
 variant(5, "steps-not-counted", IN_PAIRS, ("    state.steps += 1\n    correction = 1 - beta1**state.steps\n", "    correction = 1 - beta1**state.steps\n"),
@@ -259,8 +264,8 @@ slip(
 )
 variant(5, "warm-up-not-mean", ONE_MESSAGE, ("gather(gradient).mean(0)", "gather(gradient).sum(0)"))
 
-hint(5, "squares-of-own", "v is made of another gradient than the mean's: it is the average of the squares of the *mean* gradient, the same on "
-     "all ranks.")  # fmt: skip
+hint(5, "squares-of-own", "v uses the wrong gradient. It is the average of the squares of the *mean* gradient, the "
+                          "same on all ranks.")  # fmt: skip
 slip(
     5,
     "squares-of-own",
@@ -272,7 +277,8 @@ variant(5, "squares-of-own", ONE_MESSAGE, ("(1 - beta2) * whole * whole", "(1 - 
 hint(
     5,
     "squares-go-on",
-    "state.squares changes after the warm-up. From there on it stays: it is not linear, and errors in it never cancel.",
+    "state.squares changes after the warm-up. It must stay constant from then on: it is not linear, and errors in "
+    "it never cancel.",
 )
 slip(5, "squares-go-on", ("        mixed = ", "        state.squares.lerp_(gradient**2, 1 - beta2)\n        mixed = "))
 slip(
@@ -293,8 +299,8 @@ variant(
     ),
 )
 
-hint(5, "still-all-reduce", "After the warm-up a step still sends {times} times the bytes that are due. Its gradient stays on its rank: only the mean "
-     "travels, by one_bit_mean.")  # fmt: skip
+hint(5, "still-all-reduce", "After the warm-up a step still sends {times} times the expected bytes. The gradient "
+                            "must stay on its rank: only the mean travels, through one_bit_mean.")  # fmt: skip
 slip(
     5,
     "still-all-reduce",
@@ -315,8 +321,9 @@ variant(
     ("    if t > warmup:\n", "    if t > warmup:\n        gradient = gather(gradient).mean(0)\n"),
 )
 
-hint(5, "wrong-compressed-step", "The warm-up is right, the steps after it are not. Mix this rank's gradient into the common mean, exchange that, keep "
-     "what comes back as the mean; root stays.")  # fmt: skip
+hint(5, "wrong-compressed-step", "The warm-up is right, but the steps after it are not. Mix this rank's gradient "
+                                 "into the common mean, exchange the result, and keep what comes back as the mean. "
+                                 "The root does not change.")  # fmt: skip
 slip(
     5,
     "wrong-compressed-step",
@@ -331,14 +338,14 @@ variant(
 hint(
     5,
     "late-not-corrected",
-    "After the warm-up the mean is no longer divided by 1 − β₁ᵗ. That correction goes on: t counts all steps.",
+    "After the warm-up, you no longer divide the mean by 1 − β₁ᵗ. That correction continues: t counts all steps.",
 )
 CORRECTED = "    state.weights.addcdiv_(state.mean, state.root, value=-lr / (1 - beta1**state.steps))\n"
 slip(5, "late-not-corrected", (CORRECTED, "    beta1 *= state.steps <= warmup\n" + CORRECTED))
 variant(5, "late-not-corrected", ONE_MESSAGE, ("lr / (1 - beta1**t)", "lr / (1 - beta1**t if t <= warmup else 1)"))
 
-hint(5, "gradient-compressed", "The gradient is what travels as bits here. Exchange the mean, with the gradient mixed in: it changes slowly, so "
-     "what one step loses the next ones bring.")  # fmt: skip
+hint(5, "gradient-compressed", "You send the gradient as bits. Exchange the mean instead, with the gradient mixed "
+                               "in: it changes slowly, so the next steps make up for what one step loses.")  # fmt: skip
 slip(5, "gradient-compressed", ("        mixed = state.mean.lerp(gradient, 1 - beta1)\n        state.mean = one_bit_mean(mixed, state.worker_error, state.server_error)",
      "        gradient = one_bit_mean(gradient, state.worker_error, state.server_error)\n        state.mean.lerp_(gradient, 1 - beta1)"))  # fmt: skip
 variant(5, "gradient-compressed", ONE_MESSAGE, ("one_bit_mean(beta1 * state.mean + (1 - beta1) * gradient, state.worker_error, state.server_error)",
@@ -347,7 +354,8 @@ variant(5, "gradient-compressed", ONE_MESSAGE, ("one_bit_mean(beta1 * state.mean
 hint(
     5,
     "warm-up-length",
-    "The number of warm-up steps is off by one: the first step is 1, and step number `warmup` still belongs to the warm-up.",
+    "The number of warm-up steps is off by one. The first step is 1, and step number `warmup` still belongs to the "
+    "warm-up.",
 )
 slip(5, "warm-up-length", ("state.steps <= warmup", "state.steps <= warmup + 1"))
 slip(5, "warm-up-length", ("state.steps <= warmup", "state.steps < warmup"))
@@ -357,7 +365,7 @@ variant(5, "warm-up-length", ONE_MESSAGE, ("t > warmup", "t >= warmup"))
 hint(
     5,
     "ranks-waiting",
-    "The ranks stood still. All of them must call swap and gather as often, and in the same order. {error}",
+    "The ranks are deadlocked. All of them must call swap and gather equally often and in the same order. {error}",
 )
 slip(
     5,

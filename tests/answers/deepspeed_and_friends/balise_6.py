@@ -59,8 +59,8 @@ STEPPED = "                optimizer.step()\n                optimizer.zero_grad
 YIELDED = "                yield torch.stack(losses).mean()\n                losses = []\n"
 SYNC = "            if accelerator.sync_gradients:\n"
 
-hint(6, "alone", "Two processes run, and the Accelerator knows {n}. On processors it finds the others only with cpu=True: without it each trains alone, "
-     "on all of the data, and nobody says so.")  # fmt: skip
+hint(6, "alone", "Two processes run, but the Accelerator knows {n}. On CPUs it only finds the others with "
+                 "cpu=True. Without it, each process trains alone on all of the data, without any warning.")  # fmt: skip
 slip(6, "alone", ("cpu=cpu, ", ""))
 slip(6, "alone", ("cpu=cpu", "cpu=False"))
 variant(6, "alone", WAITING, (", cpu=cpu)", ")"))
@@ -90,8 +90,9 @@ def train_with_accelerate(model, optimizer, loader, accumulation, max_norm, cpu=
 """
 bank.text(6, "alone", BY_HAND)
 
-hint(6, "other-shares", "Together the ranks should see each batch of the loader once. The loader that prepare returns gives each rank its share: loop over that one, "
-     "and cut nothing yourself.")  # fmt: skip
+hint(6, "other-shares", "Together, the ranks should see each batch of the loader once. The loader that prepare "
+                        "returns gives each rank its share: loop over that loader, and do not split anything "
+                        "yourself.")  # fmt: skip
 slip(
     6,
     "other-shares",
@@ -110,22 +111,26 @@ variant(
     ("model, loader = accelerator.prepare(model, loader)", "model = accelerator.prepare(model)"),
 )
 
-hint(6, "backward-elsewhere", "Each micro-batch has a backward of its own, before the next one goes forward: here they were {got}, one number for each micro-batch. One "
-     "backward of the sum holds the activations of all; one where a step is due alone loses the gradients of the others.")  # fmt: skip
+hint(6, "backward-elsewhere", "Each micro-batch needs its own backward before the next one goes forward. Here the "
+                              "backwards were {got}, one number for each micro-batch. One backward of the sum "
+                              "keeps the activations of all micro-batches; a backward only at the step loses the "
+                              "gradients of the others.")  # fmt: skip
 BACKWARD = "            accelerator.backward(loss)\n"
 slip(6, "backward-elsewhere", (BACKWARD, ""), (SYNC, SYNC + "                accelerator.backward(sum(parts))\n                parts = []\n"), (
      "            losses.append(loss.detach())\n", "            losses.append(loss.detach())\n            parts.append(loss)\n"), ("    losses = []\n    for", "    losses, parts = [], []\n    for"))
 slip(6, "backward-elsewhere", (BACKWARD, "            if accelerator.sync_gradients:\n                accelerator.backward(loss)\n"))
 variant(6, "backward-elsewhere", COUNTING, ("            accelerator.backward(loss / accumulation)\n", "            if due:\n                accelerator.backward(loss)\n"))
 
-hint(6, "never-reduced", "No gradient ever travels: each rank trains a model of its own, and they drift apart. The model that prepare returns is inside DDP. "
-     "Call that one, and enter accumulate(model) anew for each micro-batch.")  # fmt: skip
+hint(6, "never-reduced", "Gradients never travel: each rank trains its own model, and the models drift apart. The "
+                         "model that prepare returns is wrapped in DDP. Call that model, and enter "
+                         "accumulate(model) again for each micro-batch.")  # fmt: skip
 slip(6, "never-reduced", ("model, optimizer, loader =", "_, optimizer, loader ="))
 slip(6, "never-reduced", ("language_loss(model, tokens)", "language_loss(accelerator.unwrap_model(model), tokens)"))
 variant(6, "never-reduced", COUNTING, ("language_loss(model, tokens)", "language_loss(model.module, tokens)"))
 
-hint(6, "always-reduced", "Gradients travel after each micro-batch. They are needed where a step is due: accelerator.accumulate(model), around forward and backward, "
-     "with the number of micro-batches given to the Accelerator.")  # fmt: skip
+hint(6, "always-reduced", "Gradients travel after each micro-batch, but they are only needed at a step. Use "
+                          "accelerator.accumulate(model) around forward and backward, and give the Accelerator the "
+                          "number of micro-batches.")  # fmt: skip
 slip(6, "always-reduced", ("accelerator.accumulate(model)", "contextlib.nullcontext()"))
 slip(6, "always-reduced", (", gradient_accumulation_steps=accumulation", ""))
 slip(6, "always-reduced", ("accelerator.accumulate(model)", "accelerator.accumulate()"))
@@ -139,7 +144,8 @@ variant(
 hint(
     6,
     "rest-lost",
-    "The last micro-batches of the loader are fewer than a step has, and their gradients are lost: a step is due at the loader's end, too.",
+    "The loader's last micro-batches are fewer than a full step, and their gradients are lost. Take a step at the "
+    "loader's end, too.",
 )
 REST = "Accelerator(cpu=cpu, gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=accumulation, sync_with_dataloader=False))"
 slip(
@@ -153,8 +159,9 @@ slip(
 )
 variant(6, "rest-lost", COUNTING, (" or i == len(loader)", ""))
 
-hint(6, "other-boundaries", "A step is due where accelerator.sync_gradients is true: after each `accumulation` micro-batches and at the loader's end. Yours come elsewhere. "
-     "Does the optimizer that prepare returned step, and only there?")  # fmt: skip
+hint(6, "other-boundaries", "Take a step where accelerator.sync_gradients is true: after each `accumulation` "
+                            "micro-batches and at the loader's end. Your steps are elsewhere. Do you step the "
+                            "optimizer that prepare returned, and only there?")  # fmt: skip
 slip(6, "other-boundaries", ("model, optimizer, loader = accelerator.prepare(model, optimizer, loader)", "model, loader = accelerator.prepare(model, loader)"),
      (STEPPED, ""), ("            losses.append(loss.detach())\n", "            losses.append(loss.detach())\n            optimizer.step()\n            optimizer.zero_grad()\n"))  # fmt: skip
 slip(
@@ -171,7 +178,7 @@ variant(
 hint(
     6,
     "losses-form",
-    "Yield one loss for each step, a number or a tensor without dimensions: the mean over the step's micro-batches.",
+    "Yield one loss for each step, a number or a 0-dimensional tensor: the mean over the step's micro-batches.",
 )
 slip(
     6, "losses-form", (YIELDED, ""), ("            losses.append(loss.detach())\n", "            yield loss.detach()\n")
@@ -188,7 +195,8 @@ variant(6, "other-gradient", COUNTING, ("loss / accumulation)", "loss / accelera
 hint(
     6,
     "not-divided",
-    "The gradient is larger by the number of micro-batches. accelerator.backward(loss) divides by it, loss.backward() does not.",
+    "The gradient is too large by a factor of the number of micro-batches. accelerator.backward(loss) divides by "
+    "it, loss.backward() does not.",
 )
 slip(6, "not-divided", ("accelerator.backward(loss)", "loss.backward()"))
 variant(6, "not-divided", COUNTING, ("accelerator.backward(loss / accumulation)", "accelerator.backward(loss)"))
@@ -196,7 +204,8 @@ variant(6, "not-divided", COUNTING, ("accelerator.backward(loss / accumulation)"
 hint(
     6,
     "divided-twice",
-    "The gradient is smaller by the number of micro-batches: accelerator.backward(loss) has divided by it already.",
+    "The gradient is too small by a factor of the number of micro-batches: accelerator.backward(loss) has already "
+    "divided by it.",
 )
 slip(6, "divided-twice", ("accelerator.backward(loss)", "accelerator.backward(loss / accumulation)"))
 variant(
@@ -209,7 +218,8 @@ variant(
 hint(
     6,
     "cleared",
-    "At a step only the last micro-batch's gradient is left. zero_grad() belongs behind step(), never before backward: what was accumulated is lost.",
+    "At a step, only the last micro-batch's gradient is left. Call zero_grad() after step(), never before "
+    "backward, or you lose what was accumulated.",
 )
 slip(
     6,
@@ -237,7 +247,7 @@ variant(
     ),
 )
 
-hint(6, "not-clipped", "Gradients are not clipped to a norm of max_norm before the step.")
+hint(6, "not-clipped", "You do not clip the gradients to a norm of max_norm before the step.")
 slip(6, "not-clipped", (CLIPPED, ""))
 slip(
     6,
@@ -254,8 +264,9 @@ variant(
     ("                here.clip_grad_norm_(model.parameters(), max_norm)\n", "                pass\n"),
 )
 
-hint(6, "other-weights", "Each step's gradient has the right norm and another direction. Is it clipped before the gradients of all micro-batches and ranks are in it? "
-     "Then each part was scaled by a factor of its own.")  # fmt: skip
+hint(6, "other-weights", "Each step's gradient has the right norm but a different direction. Do you clip before "
+                         "the gradients of all micro-batches and ranks are in it? Then each part is scaled by a "
+                         "different factor.")  # fmt: skip
 slip(
     6,
     "other-weights",
@@ -275,7 +286,8 @@ variant(
 hint(
     6,
     "other-losses",
-    "The training is right, and the losses that are told are not: yield the mean over the micro-batches of this step, on this rank. A mean over ranks would be a message more, in each step.",
+    "The training is right, but the losses you yield are not. Yield the mean over the micro-batches of this step, "
+    "on this rank. A mean over ranks would cost one more message in each step.",
 )
 slip(6, "other-losses", ("yield torch.stack(losses).mean()", "yield losses[-1]"))
 slip(6, "other-losses", ("yield torch.stack(losses).mean()", "yield accelerator.reduce(torch.stack(losses).mean(), 'mean')"))
@@ -287,7 +299,8 @@ variant(6, "other-losses", WAITING, ("            yield total / count\n", "     
 hint(
     6,
     "never-on-gpu",
-    "With cpu=False, on a machine with GPUs, your Accelerator still computes on the CPU: give it the argument, cpu=cpu.",
+    "With cpu=False, on a machine with GPUs, your Accelerator still computes on the CPU. Pass the argument on: "
+    "cpu=cpu.",
 )
 slip(6, "never-on-gpu", ("cpu=cpu", "cpu=True"))
 slip(
