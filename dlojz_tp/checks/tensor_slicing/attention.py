@@ -23,16 +23,18 @@ from dlojz_tp.checks.tensor_slicing.parts import (
 from dlojz_tp.models import Attention
 
 HINTS = {
-    "scaled-by-width": "The scores are scaled by the hidden size, the whole one or this rank's part. The scale is 1/√k, k the "
-    "size of one head, and a head is not cut.",
-    "not-scaled": "The scores are not scaled: 1/√k, k the size of a head.",
-    "not-causal": "Every token looks at later ones too: attention here is causal.",
-    "heads-not-divided": "The heads came out {n} times too small: this rank's width was split into as many heads as the whole "
-    "layer has. It holds only its share of them, each as large as before.",
-    "heads-mixed": "The heads were split or joined in another way. A head's numbers stand together: (b, s, d) is (b, s, heads, k), "
-    "and then heads and s change places. They change places again before the last two are joined.",
-    "scaled-twice": "The scores are scaled by too small a number: twice, where F.scaled_dot_product_attention scales by 1/√k already, or by "
-    "a k that was taken from this rank's number of heads, and is N times too large.",
+    "scaled-by-width": "You scale the scores by the hidden size, either the whole one or this rank's part. The "
+                       "scale is 1/√k, where k is the size of one head, and a head is not cut.",
+    "not-scaled": "You do not scale the scores. The scale is 1/√k, where k is the size of a head.",
+    "not-causal": "Every token also attends to later tokens, but attention here is causal.",
+    "heads-not-divided": "The heads are {n} times too small: you split this rank's width into as many heads as the "
+                         "whole layer has. The rank holds only its share of the heads, each as large as before.",
+    "heads-mixed": "You split or join the heads in the wrong way. The numbers of one head are next to each other: "
+                   "view (b, s, d) as (b, s, heads, k), then swap heads and s. Swap them back before you join the "
+                   "last two dimensions.",
+    "scaled-twice": "You scale the scores by too small a number. Either you scale twice, because "
+                    "F.scaled_dot_product_attention already scales by 1/√k, or you compute k from this rank's "
+                    "number of heads, and it is N times too large.",
 }  # fmt: skip
 
 WIDTH, HEADS = 32, 8

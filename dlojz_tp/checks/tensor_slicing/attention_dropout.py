@@ -7,21 +7,26 @@ from dlojz_tp.checks.tensor_slicing.common import build
 from dlojz_tp.models import Attention
 
 HINTS = {
-    "same-mask": "The heads of different ranks are dropped out alike: all ranks draw the same random numbers. Inside the sliced "
-    "region they must come from ranks.own_random().",
-    "mask-shared": "Two heads of one rank, or two sequences, are dropped out alike. Each attention weight is dropped out by itself.",
-    "outside-differs": "After the layer, the ranks draw different random numbers: what is dropped out outside would no longer be "
-    "the same on all of them. Keep the ranks' own draws inside ranks.own_random(), and set no seed.",
-    "mask-repeats": "Two calls dropped out the same, or left behind what later layers then draw alike: the random numbers begin anew each time. Set no seed in forward.",
-    "dropout-lost": "No attention weight is dropped out in training, although the layer's dropout is {rate}. Dropout comes behind the "
-    "softmax, on the weights, and their sum is left as it is then.",
-    "dropout-rate": "The layer's dropout is {rate}; here it is {found:.3g}. The rate is that of the plain layer, whatever the "
-    "number of ranks, and what is kept is divided by 1 - rate (dropout_p does both).",
-    "dropout-unscaled": "What is dropped out is right, but what is kept is not divided by 1 - {rate}: in training the layer gives less "
-    "than in evaluation.",
-    "dropout-in-eval": "In evaluation the result is not the plain layer's: something is dropped out (self.training is False).",
-    "dropout-elsewhere": "What is dropped out are other numbers than the attention weights (of the result, the values or the "
-    "heads, or of the scores before the softmax), or the weights were brought back to a sum of 1. The plain layer drops out attention weights (dropout_p).",
+    "same-mask": "The heads of different ranks get the same dropout, because all ranks draw the same random "
+                 "numbers. Inside the sliced region, draw them in ranks.own_random().",
+    "mask-shared": "Two heads of one rank, or two sequences, get the same dropout. Each attention weight must be "
+                   "dropped independently.",
+    "outside-differs": "After the layer, the ranks draw different random numbers, so dropout outside the layer "
+                       "would no longer be the same on all of them. Keep the ranks' own draws inside "
+                       "ranks.own_random(), and set no seed.",
+    "mask-repeats": "Two calls gave the same dropout, or later layers then draw the same numbers: the random "
+                    "numbers start again each time. Set no seed in forward.",
+    "dropout-lost": "You drop no attention weight in training, although the layer's dropout is {rate}. Apply "
+                    "dropout to the weights after the softmax, and do not normalise them again.",
+    "dropout-rate": "The layer's dropout is {rate}, but yours is {found:.3g}. Use the rate of the plain layer, "
+                    "whatever the number of ranks, and divide the kept values by 1 - rate (dropout_p does both).",
+    "dropout-unscaled": "You drop the right values, but you do not divide the kept ones by 1 - {rate}: in training "
+                        "the layer gives less than in evaluation.",
+    "dropout-in-eval": "In evaluation the result is not that of the plain layer: you still apply dropout "
+                       "(self.training is False).",
+    "dropout-elsewhere": "You do not drop attention weights but other numbers (of the result, the values or the "
+                         "heads, or of the scores before the softmax), or you normalise the weights to a sum of 1 "
+                         "again. The plain layer drops attention weights (dropout_p).",
     "dropout-disagrees": "In training with dropout, the ranks' results differ. They must be the same sum.",
 }  # fmt: skip
 

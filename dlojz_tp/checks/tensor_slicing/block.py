@@ -29,22 +29,26 @@ from dlojz_tp.probes.gpus import MIXED, on_gpus
 from dlojz_tp.probes.traffic import Call, Traffic, on_the_wire
 
 HINTS = {
-    "residual-lost": "What comes out is only what attention and feed-forward add. Each is added to its input.",
-    "norm-behind": "The norms stand behind attention and feed-forward. In the plain block they stand before them.",
-    "norms-lost": "The norms are missing: one stands before the attention, one before the feed-forward.",
-    "norms-mixed": "A norm stands in the other's place: norm_attention before the attention, norm_feed_forward before the feed-forward.",
-    "halves-side-by-side": "Attention and feed-forward were given the same input. The second works on what the first has been added to.",
-    "tied-entrance": "The gradients of {name} differ between the ranks: each knows its own part alone. Before the tied head, x has to be copied to the ranks, "
-    "and only then cut.",
-    "tie-broken": "The head and the token embedding hold two parameters, each with its own gradient. Tied, they are one.",
-    "last-norm-lost": "The last norm is missing: it stands before the head.",
+    "residual-lost": "You return only what attention and feed-forward add. Add each to its input.",
+    "norm-behind": "The norms come after attention and feed-forward. In the plain block they come before them.",
+    "norms-lost": "The norms are missing: one comes before the attention, one before the feed-forward.",
+    "norms-mixed": "The two norms are swapped: norm_attention comes before the attention, norm_feed_forward before "
+                   "the feed-forward.",
+    "halves-side-by-side": "Attention and feed-forward get the same input. The feed-forward works on the sum of "
+                           "the input and the attention's result.",
+    "tied-entrance": "The gradients of {name} differ between the ranks: each rank knows only its own part. Before "
+                     "the tied head, copy x to the ranks, and only then cut.",
+    "tie-broken": "The head and the token embedding hold two parameters, each with a separate gradient. Tied, they "
+                  "are one parameter.",
+    "last-norm-lost": "The last norm is missing: it comes before the head.",
     "positions-lost": "The position embedding is missing.",
-    "positions-shifted": "The positions begin with 1 here; the first token has position 0.",
-    "blocks-lost": "Only the first block was used.",
-    "positions-not-on-gpu": "On GPUs, a tensor is in the CPU's memory: {error}. What a layer makes itself (positions, a mask, zeros) is made where "
-    "its input is: torch.arange(…, device=tokens_bs.device).",
-    "tables-travel": "For one single token, a rank sends {found} bytes forward; {wanted} are enough. A table of weights stays where it is: "
-    "look up or multiply first, with this rank's part, and send what comes out.",
+    "positions-shifted": "Your positions begin with 1, but the first token has position 0.",
+    "blocks-lost": "You use only the first block.",
+    "positions-not-on-gpu": "On GPUs, a tensor is in the CPU's memory: {error}. Create the layer's own tensors "
+                            "(positions, a mask, zeros) on the device of its input: torch.arange(…, "
+                            "device=tokens_bs.device).",
+    "tables-travel": "For a single token, a rank sends {found} bytes forward, but {wanted} are enough. Do not send "
+                     "a table of weights. First look up or multiply with this rank's part, then send the result.",
 }  # fmt: skip
 
 CONFIG = TransformerConfig(vocab_size=60, width=16, heads=4, layers=2, max_length=6, ffn_width=24)
@@ -154,7 +158,7 @@ def _model(every, kind, title):
         if kind == "tied" and wrong.slug == "weight-partial":
             wrong.slug = "tied-entrance"
         raise
-    yield f"{title}: a single token, for which little travels, no table of weights"
+    yield f"{title}: for a single token little travels, no table of weights"
     for size, rank, got in reports:
         judge_odd({"a single token": got["single"]}, f"rank {rank} of {size}")
         judge_shorter(got["shorter"], f"rank {rank} of {size}")

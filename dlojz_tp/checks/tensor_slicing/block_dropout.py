@@ -11,11 +11,14 @@ from dlojz_tp.models import Block, Transformer
 from dlojz_tp.probes.networks import state
 
 HINTS = {
-    "residual-dropout-lost": "In training, nothing is dropped out of {what}. The plain one does it there, with its `drop`.",
-    "residual-dropout-rate": "The dropout of {what} is {rate} in the plain one; here it is {found:.3g}. Use its `drop`.",
-    "residual-dropout-elsewhere": "In training, more than {what} is dropped out, or something else: the input, or the sum with it.",
-    "inner-dropout-lost": "In training, the attention within the block drops nothing out, although the plain block's does. Its rate is "
-    "block.attention.dropout.",
+    "residual-dropout-lost": "In training, nothing is dropped from {what}. The plain version does it there, with "
+                             "its `drop`.",
+    "residual-dropout-rate": "The dropout of {what} is {rate} in the plain version, but yours is {found:.3g}. Use "
+                             "its `drop`.",
+    "residual-dropout-elsewhere": "In training, you drop more than {what}, or something else: the input, or the "
+                                  "sum with it.",
+    "inner-dropout-lost": "In training, the attention inside your block has no dropout, but the plain block's has. "
+                          "Its rate is block.attention.dropout.",
     "residual-dropout-differs": "In training with dropout, {what} differs between the ranks. Outside the sliced regions all "
     "ranks must drop out the same: no ranks.own_random(), no seed of their own there.",
     "model-dropout-in-eval": "In evaluation the model's result is not the plain model's: something is dropped out.",

@@ -30,20 +30,23 @@ ASIDE = 2**17  # bytes of Python's own that a layer may leave in memory: the obj
 RATE, MOMENTUM, STEPS = 0.05, 0.9, 3
 
 HINTS = {
-    "graph-cut": "The result hangs on no graph: {error}. dist.all_gather and dist.all_reduce know nothing of autograd, the "
-    "methods of `ranks` do; nor must no_grad() or detach() be around.",
-    "sizes-do-not-fit": "Two sizes do not fit: {error}. A layer cut by columns takes its whole input and gives this rank's part of "
-    "the result; one cut by rows takes a part, and gives a term of a sum. Heads change places with the tokens again before they are joined. "
-    "Terms of a sum are added up, parts are put side by side.",
-    "calls-differ": "This rank is through, and another one is still waiting for it: they do not call the same collectives. All "
-    "ranks have to make the same calls, in the same order; no `if` on the rank around one.",
-    "group-as-op": "The second argument of dist.all_reduce is `op`, not the group: write group=.",
-    "ranks-as-group": "group= takes the process group itself: ranks.group, grid.data.group.",
-    "none-divided": "Something that is divided is None. dist.all_reduce works in place and returns nothing: call it, then divide the tensor that "
-    "it was given. And a parameter that is frozen or not used has p.grad None: leave it out.",
-    "reduced-in-place": "What should be split or divided is None. dist.all_reduce works in place and returns nothing: call it, then use the tensor that it was "
-    "given.",
-    "borrowed": "{what} does this work for you. Here it is yours to write.",
+    "graph-cut": "The result has no graph: {error}. dist.all_gather and dist.all_reduce do not work with autograd, "
+                 "but the methods of `ranks` do. Do not use no_grad() or detach() here either.",
+    "sizes-do-not-fit": "Two sizes do not fit: {error}. A layer cut by columns takes the whole input and gives "
+                        "this rank's part of the result. A layer cut by rows takes a part and gives a term of a "
+                        "sum. Swap heads and tokens back before you join the heads. Add up terms of a sum; put "
+                        "parts side by side.",
+    "calls-differ": "This rank has finished while another one is still waiting for it: they do not call the same "
+                    "collectives. All ranks must make the same calls in the same order. Do not put a collective "
+                    "inside an `if` on the rank.",
+    "group-as-op": "The second argument of dist.all_reduce is `op`, not the group. Write group=.",
+    "ranks-as-group": "group= takes the process group itself: ranks.group or grid.data.group.",
+    "none-divided": "You divide something that is None. dist.all_reduce works in place and returns nothing: call "
+                    "it, then divide the tensor that you passed. Also, a frozen or unused parameter has p.grad "
+                    "None: leave it out.",
+    "reduced-in-place": "You split or divide something that is None. dist.all_reduce works in place and returns "
+                        "nothing: call it, then use the tensor that you passed.",
+    "borrowed": "{what} does this work for you. Here you have to write it yourself.",
 }
 AS_OP = "incompatible function arguments", "group-as-op"
 AS_GROUP = "is not initialized in the world group map", "ranks-as-group"

@@ -26,17 +26,19 @@ from dlojz_tp.probes.networks import state
 from dlojz_tp.works.balise import BaliseNotDone
 
 HINTS = {
-    "words-out-of-range": "A word number is outside this rank's part of the table: {error}. Cut along the dimension, every rank "
-    "holds all words. Cut along the vocabulary, subtract the number of the first word held, and look up another word's place "
-    "only under a mask.",
-    "words-not-masked": "Words of other ranks were looked up in this rank's rows, and their vectors were added. Set them to zero "
-    "before the sum.",
-    "masked-late": "Words of other ranks have a zero vector in the result. The mask was put on what the sum gave, not on what "
-    "this rank puts in.",
-    "words-cut": "The whole vectors of some words are held here. SlicedEmbedding holds a part of the vector of every word.",
-    "table-travels": "{found} bytes are handed in {way}; the vectors of these tokens take {wanted}. The table stays where it is: "
-    "look up first, and put the vectors together.",
-    "columns-cut": "A part of every word's vector is held here. VocabularyEmbedding holds the whole vectors of some words.",
+    "words-out-of-range": "A word number is outside this rank's part of the table: {error}. If you cut along the "
+                          "dimension, every rank holds all words. If you cut along the vocabulary, subtract the "
+                          "number of the first word held, and use a mask for the words of other ranks.",
+    "words-not-masked": "You looked up words of other ranks in this rank's rows and added their vectors. Set these "
+                        "vectors to zero before the sum.",
+    "masked-late": "Words of other ranks have a zero vector in the result. You applied the mask to the result of "
+                   "the sum, not to this rank's term.",
+    "words-cut": "You hold the whole vectors of some words here. SlicedEmbedding holds a part of the vector of "
+                 "every word.",
+    "table-travels": "You send {found} bytes {way}, but the vectors of these tokens take only {wanted}. Do not "
+                     "send the table: look up first, then put the vectors together.",
+    "columns-cut": "You hold a part of every word's vector here. VocabularyEmbedding holds the whole vectors of "
+                   "some words.",
 }  # fmt: skip
 
 WORDS, WIDTH = 80, 12  # many words, few tokens: a table that travels is seen

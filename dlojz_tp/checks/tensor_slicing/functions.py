@@ -12,27 +12,30 @@ from dlojz_tp.probes.traffic import Call, Traffic, on_the_wire
 from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
-    "copy-changes": "CopyToRanks gives forward what it was given: all ranks hold the same x already. Here it is something else.",
-    "copy-communicates": "CopyToRanks sends something forward. Its communication belongs to backward.",
-    "no-reduce-backward": "The gradient of CopyToRanks is this rank's alone. Each rank used x for another part of the work: "
-    "their gradients have to be added up.",
-    "not-summed-forward": "SumOverRanks gave back this rank's own x. Forward it is the sum over the ranks.",
-    "doubled-backward": "The gradient of SumOverRanks came out {n} times too large: it was added up over the ranks. Every rank "
-    "already holds the whole gradient of the sum, and d(sum)/dx is 1.",
-    "swapped": "The two are swapped: CopyToRanks communicates backward, SumOverRanks forward.",
-    "mean-instead": "This is the mean over the ranks. Partial results are added up; nothing is divided.",
-    "rank-zero-only": "Rank 0 has the sum, rank {rank} has not. reduce() and gather() tell one rank, all_reduce() tells all.",
-    "operand-overwritten": "{what} was overwritten: all_reduce works in place. Others may still need it (a tanh keeps its "
-    "output for backward, a residual shares its gradient): reduce a copy.",
-    "reduced-not-returned": "An all-reduce was called, but what came back is this rank's own {what}. Return what was reduced, "
-    "and wait for it if it is asynchronous.",
-    "sum-not-waited": "The result changed after it was returned: the all-reduce was still on its way. Wait for it.",
-    "layout-mixed": "Right for contiguous tensors, wrong for a transposed or expanded one: a collective sends the memory as it "
-    "lies. Make it contiguous first.",
-    "dtype-changed": "The result has another dtype, {dtype}, than what came in.",
-    "too-much-sent": "{name} calls {calls} {way}. One all-reduce of what came in is enough: to gather all and add up here "
-    "sends more, and holds every rank's tensor at once.",
-    "sum-sends-back": "SumOverRanks calls {call} backward, where nothing has to travel: every rank holds the gradient of the sum already.",
+    "copy-changes": "In forward, CopyToRanks must return its input: all ranks already hold the same x. Yours "
+                    "returns something else.",
+    "copy-communicates": "CopyToRanks sends something in forward. It should communicate only in backward.",
+    "no-reduce-backward": "The gradient of CopyToRanks is only this rank's gradient. Each rank used x for another "
+                          "part of the work, so their gradients must be added up.",
+    "not-summed-forward": "SumOverRanks returned this rank's own x. Forward must return the sum over the ranks.",
+    "doubled-backward": "The gradient of SumOverRanks is {n} times too large, because you added it up over the "
+                        "ranks. Every rank already holds the whole gradient of the sum, and d(sum)/dx is 1.",
+    "swapped": "You swapped the two: CopyToRanks communicates in backward, SumOverRanks in forward.",
+    "mean-instead": "This is the mean over the ranks. Partial results are added up, without a division.",
+    "rank-zero-only": "Rank 0 has the sum, but rank {rank} does not. reduce() and gather() give the result to one "
+                      "rank, all_reduce() to all.",
+    "operand-overwritten": "{what} was overwritten: all_reduce works in place. Others may still need the tensor (a "
+                           "tanh keeps its output for backward, a residual shares its gradient). Reduce a copy.",
+    "reduced-not-returned": "You called an all-reduce, but the result is this rank's own {what}. Return the "
+                            "reduced tensor, and wait for it if the call is asynchronous.",
+    "sum-not-waited": "The result changed after you returned it: the all-reduce was not finished yet. Wait for it.",
+    "layout-mixed": "The result is right for contiguous tensors, but wrong for transposed or expanded ones. A "
+                    "collective sends the memory in its stored order. Make the tensor contiguous first.",
+    "dtype-changed": "The result has the dtype {dtype}, which is not that of the input.",
+    "too-much-sent": "{name} calls {calls} {way}. One all-reduce of the input is enough. Gathering everything and "
+                     "adding it up here sends more, and holds every rank's tensor at once.",
+    "sum-sends-back": "SumOverRanks calls {call} in backward, but nothing has to travel there: every rank already "
+                      "holds the gradient of the sum.",
     "functions-wrong": "{what} is not what it should be.",
 }  # fmt: skip
 
@@ -55,7 +58,7 @@ def _judge(size, ranks):
     yield "SumOverRanks backward: the gradient as it is, nothing sent"
     for rank, got in enumerate(ranks):
         _backward_of_sum(got["sum"], rank, size)
-    yield "what is handed in stays as it was, and what comes back does not change any more"
+    yield "inputs stay unchanged, and results do not change later"
     for rank, got in enumerate(ranks):
         for name in ("copy", "sum"):
             if got[name]["overwritten"]:

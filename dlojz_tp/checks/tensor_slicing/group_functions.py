@@ -18,42 +18,45 @@ SHAPE = (4, 3)
 BETWEEN = "backward of copy, another group's forward in between"
 
 HINTS = {
-    "rank-of-world": "`rank` is not this rank's number in the group. Among the ranks {members} it is {rank}: dist.get_rank(group).",
-    "size-of-world": "`size` is that of the world. The group has {size} ranks: dist.get_world_size(group).",
-    "place-in-group": "`rank` and `size` must be those within the group: {rank} of {size} here.",
-    "group-not-kept": "The group is to be kept as `group`: later cells ask for it.",
-    "group-forgotten": "A group is asked for that was not kept: backward looks for ctx.group, which forward has to keep (ctx.group = group), the methods "
-    "for self.group.",
-    "own-random-lost": "`own_random` gives the ranks {members} the same random numbers, or changes what is drawn outside of it. That of "
-    "`Ranks` is right as it is.",
-    "index-of-world": "An index is out of range: {error}. Within the group a rank has the number dist.get_rank(group), and there are "
-    "dist.get_world_size(group) of them.",
-    "forward-over-world": "Forward, {name} added up over all ranks of the world. Only the group holds the parts of one model: "
-    "give the collective `group=`.",
-    "backward-over-world": "Forward is right, but backward {name} adds up over all ranks of the world. The group has to be "
-    "remembered in `ctx` for backward.",
-    "group-not-in-ctx": "Right while one group is in use. Where another one is used before backward comes, copy adds up over that: keep "
-    "the group in `ctx`, which each call has for itself, not in the class or a global.",
-    "gather-over-world": "`gather` puts the parts of all ranks of the world side by side, not those of the group.",
-    "group-not-summed": "{name} gave this rank's own values {way}. They are to be added up over the group.",
-    "group-mean": "This is the mean over the group. Parts are added up; nothing is divided.",
-    "group-summed-twice": "{name} adds up {way} as well, where nothing has to travel: look at balise 1 again.",
-    "gradient-for-group": "backward returns one value for each argument of forward: the gradient of x, and None for what has "
-    "none, such as the group. Here: {error}",
-    "rank-of-peer": "PyTorch looked for a rank in the group that is not in it. src and dst are numbers in the "
-    "*world*, as is what dist.get_group_rank takes; the rank to index with is the one in the *group*.",
-    "group-in-place": "{what} was overwritten. Others may still need it: reduce a copy.",
-    "group-layout": "Right for contiguous tensors, wrong for transposed ones. Make them contiguous before the collective.",
-    "sent-beyond-group": "The values are right, but {name} ran in a group of {found} ranks; the group has {size}. The others "
-    "are kept waiting for nothing.",
+    "rank-of-world": "`rank` is not this rank's number in the group. Among the ranks {members}, it is {rank}: use "
+                     "dist.get_rank(group).",
+    "size-of-world": "`size` is the size of the world. The group has {size} ranks: use dist.get_world_size(group).",
+    "place-in-group": "`rank` and `size` must be those within the group, here {rank} of {size}.",
+    "group-not-kept": "Keep the group as `group`: later cells use it.",
+    "group-forgotten": "You use a group that you did not keep. backward reads ctx.group, so forward has to keep it "
+                       "(ctx.group = group). The methods read self.group.",
+    "own-random-lost": "`own_random` gives the ranks {members} the same random numbers, or changes the random "
+                       "numbers drawn outside it. The one of `Ranks` is already right.",
+    "index-of-world": "An index is out of range: {error}. Within the group, a rank has the number "
+                      "dist.get_rank(group), and there are dist.get_world_size(group) ranks.",
+    "forward-over-world": "In forward, {name} adds up over all ranks of the world. Only the group holds the parts "
+                          "of one model: pass `group=` to the collective.",
+    "backward-over-world": "Forward is right, but in backward {name} adds up over all ranks of the world. Keep the "
+                           "group in `ctx` for backward.",
+    "group-not-in-ctx": "This is right while only one group is in use. If another group is used before backward, "
+                        "copy adds up over that other group. Keep the group in `ctx`, which is separate for each "
+                        "call, not in the class or a global.",
+    "gather-over-world": "`gather` puts the parts of all ranks of the world side by side, not only those of the group.",
+    "group-not-summed": "{name} gave this rank's own values {way}. They must be added up over the group.",
+    "group-mean": "This is the mean over the group. Parts are added up, without a division.",
+    "group-summed-twice": "{name} also adds up {way}, where nothing has to travel. Look at balise 1 again.",
+    "gradient-for-group": "backward returns one value for each argument of forward: the gradient of x, and None "
+                          "for arguments without a gradient, such as the group. Here: {error}",
+    "rank-of-peer": "PyTorch looked for a rank that is not in the group. src and dst are numbers in the *world*, "
+                    "and so is the argument of dist.get_group_rank. To index, use the rank in the *group*.",
+    "group-in-place": "{what} was overwritten. Others may still need the tensor: reduce a copy.",
+    "group-layout": "The result is right for contiguous tensors, but wrong for transposed ones. Make them "
+                    "contiguous before the collective.",
+    "sent-beyond-group": "The values are right, but {name} ran in a group of {found} ranks, and the group has "
+                         "{size}. The other ranks wait for nothing.",
     "group-sent-twice": "{name} called {n} collectives {way}. One is enough.",
-    "group-sends-back": "The values are right, but {name} calls {call} {way}, where nothing has to travel: see the drawing of "
-    "balise 1.",
-    "group-sent-too-much": "{name} moves {sent} bytes a rank {way}; {least} are enough. An all-gather of what is then added up sends "
-    "every part to every rank: that is what an all-reduce saves.",
+    "group-sends-back": "The values are right, but {name} calls {call} {way}, where nothing has to travel. See the "
+                        "drawing of balise 1.",
+    "group-sent-too-much": "{name} moves {sent} bytes per rank {way}, but {least} are enough. An all-gather "
+                           "followed by a sum sends every part to every rank. An all-reduce avoids that.",
     "gather-dimension": "`gather` puts the parts side by side along the last dimension, whatever `dim` says.",
-    "group-not-waited": "A collective was started (async_op=True) and not waited for: what comes out are the numbers from before. wait() on what "
-    "it gives, then use the result.",
+    "group-not-waited": "You start a collective (async_op=True) but do not wait for it, so the result still holds "
+                        "the old numbers. Call wait() on the handle that it returns, then use the result.",
     "group-wrong": "{name}: {what} is not what it should be.",
 }  # fmt: skip
 KNOWN = (

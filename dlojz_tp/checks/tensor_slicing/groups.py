@@ -23,35 +23,41 @@ UNEVEN = ((4, 3), (3, 2), (8, 3), (2, 4), (6, 4))
 OF_THE_SIZES = ValueError, AssertionError, IndexError, KeyError, StopIteration, UnboundLocalError
 
 HINTS = {
-    "members-only": "Rank {rank} did not make all groups: it called new_group for its own alone, or stopped there. All ranks of the world "
-    "must make all groups, also those that they are not in: real ranks would wait for each other here until the deadline.",
-    "group-order": "Rank {rank} makes the groups in another order than rank 0. new_group matches the calls of the ranks by "
-    "their order alone: real ranks would wait for each other here until the deadline. The loop must not depend on the rank.",
-    "groups-by-rank": "Rank {rank} makes other groups than rank 0. All ranks make the same ones, in the same order: what new_group is given "
-    "must not depend on the rank. Choose among the groups by rank, once they are made.",
-    "made-twice": "The group of the ranks {members} is made {n} times in one call. Two calls of new_group with the same ranks make two "
-    "groups, and ranks that keep different ones wait for each other for ever: make each group once.",
-    "outside-group": "Rank {rank} does not belong to the group that it returned. Remember the one group whose members "
-    "include this rank, while the loop goes on.",
-    "own-group-missing": "Rank {rank} got None: its group, {wanted}, was never made. Every rank has one, however many there are.",
-    "own-group-lost": "Rank {rank} got None: its group, {wanted}, was made, and not kept. All ranks that are in it keep it.",
-    "world-group": "The group holds all ranks of the world: its size has no effect.",
-    "across-nodes": "The group's ranks lie {step} apart. Tensor parallelism sends in every layer, so its ranks must be "
-    "neighbours, which sit on the same node: 0 and 1, 2 and 3, …",
-    "neighbours-again": "These ranks are neighbours: they hold different slices of one copy of the model. Ranks that hold "
-    "the same slice lie {step} apart.",
+    "members-only": "Rank {rank} did not make all groups: it called new_group only for its own group, or stopped "
+                    "there. All ranks of the world must make all groups, including those that they do not belong "
+                    "to. Real ranks would wait for each other here until the timeout.",
+    "group-order": "Rank {rank} makes the groups in another order than rank 0. new_group matches the calls of the "
+                   "ranks only by their order, so real ranks would wait for each other here until the timeout. The "
+                   "loop must not depend on the rank.",
+    "groups-by-rank": "Rank {rank} makes other groups than rank 0. All ranks must make the same groups in the same "
+                      "order, so the arguments of new_group must not depend on the rank. Choose a group by rank "
+                      "after all groups are made.",
+    "made-twice": "You make the group of the ranks {members} {n} times in one call. Two calls of new_group with "
+                  "the same ranks make two groups, and ranks that keep different ones wait for each other forever. "
+                  "Make each group once.",
+    "outside-group": "Rank {rank} does not belong to the group that it returned. Remember the one group whose "
+                     "members include this rank, and continue the loop.",
+    "own-group-missing": "Rank {rank} got None because its group, {wanted}, was never made. Every rank needs a "
+                         "group, however many ranks there are.",
+    "own-group-lost": "Rank {rank} got None: its group, {wanted}, was made, but not kept. Every rank in the group "
+                      "must keep it.",
+    "world-group": "The group holds all ranks of the world: the size you were given has no effect.",
+    "across-nodes": "The group's ranks are {step} apart. Tensor parallelism communicates in every layer, so its "
+                    "ranks must be neighbours on the same node: 0 and 1, 2 and 3, …",
+    "neighbours-again": "These ranks are neighbours, so they hold different slices of one copy of the model. Ranks "
+                        "that hold the same slice are {step} apart.",
     "number-for-size": "These groups have {n} ranks each. {why}",
     "wrong-members": "These are not the ranks of this group.",
-    "not-a-group": "Return a process group, what dist.new_group gives.",
-    "even-refused": "{size} divides {world}, and this was refused: {error}",
+    "not-a-group": "Return a process group, the result of dist.new_group.",
+    "even-refused": "{size} divides {world}, but you refused it: {error}",
     "group-call-fails": "{size} divides {world}, and this failed there:\n{lines}\nWrite down the groups for these two numbers, and compare "
     "them with yours.",
     "uneven-accepted": "{size} does not divide {world}: some rank would have a group that is too small, or none. Raise a "
     "ValueError that names both numbers.",
-    "uneven-asserted": "{size} does not divide {world}, and an assert says so: it is not there under python -O, and a caller cannot tell "
-    "it from a fault in the code. Raise a ValueError that names both numbers.",
-    "uneven-unclear": "{size} does not divide {world}, and rank {rank} found that out late: {error}. Raise a ValueError "
-    "that names both numbers, before any group is made.",
+    "uneven-asserted": "{size} does not divide {world}, and you use an assert for that. It is skipped under python "
+                       "-O, and a caller cannot tell it from a bug. Raise a ValueError that names both numbers.",
+    "uneven-unclear": "{size} does not divide {world}, but rank {rank} found that out too late: {error}. Raise a "
+                      "ValueError that names both numbers before you make any group.",
 }  # fmt: skip
 
 

@@ -8,61 +8,69 @@ from dlojz_tp.probes.traffic import Call, on_the_wire, volume
 
 HINTS = {
     "no-parameters": "The layer has no parameters. Assign an nn.Parameter, or a module that holds some, to an attribute of self.",
-    "not-cut": "{name} is held whole, on every rank. Each rank is to hold 1/{n} of it.",
-    "wrong-dimension": "{name} is cut along the wrong dimension. A weight of nn.Linear has the shape (out, in): rows of it are "
-    "output features.",
-    "wrong-part": "{name} is not this rank's part but rank {other}'s. Rank 0 has the first part, rank 1 the next.",
-    "bias-over-n": "{name} is divided by {n}. It comes out right once, but every rank's part gets the whole gradient: after a "
-    "step the bias has moved {n} times too far. Add it whole, once, behind the sum.",
-    "bias-cut": "{name} is cut. It belongs to the result of the sum, whole, on every rank.",
-    "part-not-trained": "{name} is there, and no gradient is asked for (requires_grad is False): it is never trained. Wrap the part into "
-    "an nn.Parameter; nn.Embedding.from_pretrained freezes unless it is told freeze=False.",
+    "not-cut": "Every rank holds the whole {name}. Each rank should hold 1/{n} of it.",
+    "wrong-dimension": "You cut {name} along the wrong dimension. A weight of nn.Linear has the shape (out, in): "
+                       "its rows are output features.",
+    "wrong-part": "{name} is rank {other}'s part, not this rank's. Rank 0 has the first part, rank 1 the next.",
+    "bias-over-n": "You divide {name} by {n}. The result is right once, but every rank's part gets the whole "
+                   "gradient, so after a step the bias has moved {n} times too far. Add the whole bias once, after "
+                   "the sum.",
+    "bias-cut": "You cut {name}. It is added to the result of the sum, so every rank needs all of it.",
+    "part-not-trained": "{name} has requires_grad False, so it is never trained. Wrap the part in an nn.Parameter; "
+                        "nn.Embedding.from_pretrained freezes unless you pass freeze=False.",
     "slice-lost": "No parameter holds this rank's part of {name}.",
-    "slice-doubled": "This rank's part of {name} is held twice.",
-    "unknown-parameter": "{name} is not this rank's part of the plain layer: its values are other ones, or not a block of neighbours.",
-    "view-keeps-whole": "{name} is a view: {held} bytes of memory stay behind its {size}. Clone the part.",
-    "whole-kept": "The layer holds {held} bytes on this rank, its parts of the parameters take {size}. Keep no reference to the "
-    "plain layer or its weights.",
-    "copy-aside": "Besides tensors, {held} bytes of numbers stay in memory once this is built: in a list, an array or the like, "
-    "here or in a global variable. A rank has no room for the whole weight in any form: keep its part alone.",
-    "size-accepted": "{what} on {n} ranks cannot be shared out evenly, and nothing said so. Raise a ValueError when the layer is "
-    "built: it would give wrong results, or wait for ever, later.",
-    "not-gathered": "The result has the shape {shape}, that of one rank's part. Put the parts of all ranks side by side along the last "
-    "dimension: gather, not sum.",
+    "slice-doubled": "You hold this rank's part of {name} twice.",
+    "unknown-parameter": "{name} is not this rank's part of the plain layer: it has other values, or is not a "
+                         "contiguous block.",
+    "view-keeps-whole": "{name} is a view: it keeps {held} bytes of memory alive for its {size}. Clone the part.",
+    "whole-kept": "The layer holds {held} bytes on this rank, but its parts of the parameters take only {size}. "
+                  "Keep no reference to the plain layer or its weights.",
+    "copy-aside": "Besides tensors, {held} bytes of numbers stay in memory after the layer is built, in a list, an "
+                  "array or the like, here or in a global variable. A rank has no room for the whole weight in any "
+                  "form: keep only its part.",
+    "size-accepted": "{what} on {n} ranks cannot be split evenly, but you raised no error. Raise a ValueError when "
+                     "the layer is built: later it would give wrong results, or wait forever.",
+    "not-gathered": "The result has the shape {shape}, which is that of one rank's part. Put the parts of all "
+                    "ranks side by side along the last dimension: gather, not sum.",
     "wrong-shape": "The result has the shape {shape}.",
-    "wrong-order": "The parts are all there, but in another order. Rank 0's come first, along the last dimension.",
-    "not-summed": "The ranks' results add up to what is expected: each is one term of it, still to be summed.",
-    "bias-every-rank": "The bias is in the result {n} times: each rank added it before the sum, or it was summed itself. It counts once.",
+    "wrong-order": "The parts are all there, but in the wrong order. Rank 0's part comes first, along the last "
+                   "dimension.",
+    "not-summed": "The ranks' results add up to the expected result: each is one term of the sum. Add them up.",
+    "bias-every-rank": "The bias is in the result {n} times: each rank added it before the sum, or you summed the "
+                       "bias itself. Add it once.",
     "bias-lost": "The bias is missing from the result.",
-    "summed-too-often": "The result is {n} times too large: what was whole on every rank already was summed once more.",
-    "mean-not-sum": "The ranks' results are terms of a sum. Here they were averaged: nothing is divided.",
+    "summed-too-often": "The result is {n} times too large: you summed something that was already whole on every rank.",
+    "mean-not-sum": "You averaged the ranks' results. They are terms of a sum, so do not divide.",
     "output-wrong": "The result is not that of the uncut layer.",
     "layer-overwrites": "The layer wrote into its input, or into the gradient that came in.",
     "graph-lost": "The gradient of the input is missing (None).",
-    "entrance-forgotten": "The gradients of the input differ between the ranks, and add up to what is expected: each rank "
-    "knows of its own part of the work only. At the entrance, `x` has to be copied to the ranks, with an all-reduce of the "
-    "gradient.",
-    "entrance-behind": "Each rank has the gradient of its own part only, {n} times too large: `ranks.copy` stands behind the "
-    "layer. It belongs at the entrance, before `x` is used.",
-    "entrance-twice": "The gradient of the input is {n} times too large: it was added up once too often.",
-    "input-over-n": "The gradient of the input is {n} times too small: something behind it was divided by the number of ranks.",
+    "entrance-forgotten": "The gradients of the input differ between the ranks and add up to the expected "
+                          "gradient: each rank knows only its own part of the work. At the entrance, copy `x` to "
+                          "the ranks, with an all-reduce of the gradient.",
+    "entrance-behind": "Each rank has only the gradient of its own part, {n} times too large: you call "
+                       "`ranks.copy` after the layer. It belongs at the entrance, before you use `x`.",
+    "entrance-twice": "The gradient of the input is {n} times too large: you added it up once too often.",
+    "input-over-n": "The gradient of the input is {n} times too small: something after it is divided by the number "
+                    "of ranks.",
     "input-gradient-wrong": "The result is right, but not the gradient of the input.",
-    "weight-without-gradient": "{name} gets no gradient on rank {rank}, and is never trained there: the result does not hang on it.",
-    "weight-times-n": "The gradient of {name} is {n} times too large: on its way back it was added up over the ranks where "
-    "every rank holds it whole already.",
-    "weight-over-n": "The gradient of {name} is {n} times too small. What every rank holds whole is added whole, once, behind the "
-    "sum.",
-    "weight-partial": "The gradients of {name} differ between the ranks, although all hold it whole: each sees only its part.",
+    "weight-without-gradient": "{name} gets no gradient on rank {rank}, so it is never trained there: the result "
+                               "does not depend on it.",
+    "weight-times-n": "The gradient of {name} is {n} times too large: in backward you added it up over the ranks, "
+                      "although every rank already holds it whole.",
+    "weight-over-n": "The gradient of {name} is {n} times too small. Add what every rank holds whole once, "
+                     "undivided, after the sum.",
+    "weight-partial": "The gradients of {name} differ between the ranks, although all ranks hold it whole: each "
+                      "rank sees only its part.",
     "weight-gradient-wrong": "The result is right, but not the gradient of {name}.",
     "too-many-collectives": "{found} {way}. {wanted} enough.",
-    "too-much-volume": "{found} bytes are handed in {way}; {wanted} are enough.",
-    "gathered-to-sum": "{name} sends every rank's numbers to every rank: {found} bytes {way}, where {wanted} are enough. `ranks.sum` "
-    "adds up on the way.",
-    "whole-product": "This rank computes {share:.0%} of the uncut layer's products; its share is 1/{n}. Multiply by "
-    "this rank's part alone, once, and put the results together, not the weights.",
-    "steps-drift": "The first step is right, but not the {step}.",
-    "old-weights": "The parameters were given other values, and the result did not follow them. It is computed from something "
-    "else.",
+    "too-much-volume": "You send {found} bytes {way}, but {wanted} are enough.",
+    "gathered-to-sum": "{name} sends every rank's numbers to every rank: {found} bytes {way}, where {wanted} are "
+                       "enough. `ranks.sum` adds up while it sends.",
+    "whole-product": "This rank computes {share:.0%} of the uncut layer's products, but its share is 1/{n}. "
+                     "Multiply only by this rank's part, once, and put the results together, not the weights.",
+    "steps-drift": "The first step is right, but step {step} is not.",
+    "old-weights": "The parameters got other values, but the result did not follow. You compute it from something "
+                   "else.",
 }  # fmt: skip
 
 

@@ -19,8 +19,9 @@ JUDGED = {4: (0, 1, 2, 3), 2: (1, 3), 1: (3,)}  # of several groups, that which 
 SIZES = tuple(GROUPS)
 
 HINTS = {
-    "world-not-ranks": "Right where `ranks` are all ranks of the world, wrong in a group of {size} of them: {what} speaks of the "
-    "whole world. A layer asks the `ranks` that it was handed: ranks.rank, ranks.size, and their methods.",
+    "world-not-ranks": "This is right when `ranks` are all ranks of the world, but wrong in a group of {size} "
+                       "ranks: {what} refers to the whole world. Use the `ranks` that the layer was given: "
+                       "ranks.rank, ranks.size, and their methods.",
 }
 QUESTIONS = ("get_rank", "get_world_size")
 COLLECTIVES = (

@@ -26,14 +26,15 @@ from dlojz_tp.checks.tensor_slicing.parts import (
 from dlojz_tp.models import FeedForward
 
 HINTS = {
-    "rows-before-columns": "The first layer is cut by rows here, the second by columns. Then the sum stands between the two, before the GELU, "
-    "and the result has to be gathered. By columns first, by rows second: nothing travels in between.",
+    "rows-before-columns": "You cut the first layer by rows and the second by columns. Then you need a sum between "
+                           "the two, before the GELU, and must gather the result. Cut the first by columns and the "
+                           "second by rows: then nothing travels in between.",
     "activation-lost": "This is what comes out without the GELU.",
-    "activation-late": "The GELU stands behind the second layer. It belongs between the two.",
-    "activation-on-terms": "The GELU was applied to each rank's term of a sum. φ(a + b) is not φ(a) + φ(b): it must stand where "
-    "the numbers are complete.",
-    "activation-other": "This comes out with another activation. The plain layer has a GELU between the two.",
-    "activation-approximate": "This is the GELU's approximation by tanh. The plain layer uses the exact one.",
+    "activation-late": "The GELU comes after the second layer. It belongs between the two.",
+    "activation-on-terms": "You apply the GELU to each rank's term of a sum. φ(a + b) is not φ(a) + φ(b): apply it "
+                           "where the numbers are complete.",
+    "activation-other": "This is the result of another activation. The plain layer has a GELU between the two.",
+    "activation-approximate": "You use the tanh approximation of the GELU. The plain layer uses the exact GELU.",
 }  # fmt: skip
 
 WIDTH, HIDDEN = 12, 48

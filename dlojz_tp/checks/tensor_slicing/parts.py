@@ -17,25 +17,29 @@ INPUTS, OUTPUTS = 12, 24
 LARGE = partial(nn.Linear, 256, 512)
 
 HINTS = {
-    "part-not-linear": "{name} gave back {kind}. It returns an nn.Linear.",
-    "plain-changed": "{name} changed the linear layer that it was given. It is still needed whole: leave it as it is, and return "
-    "another one.",
-    "part-wrong-shape": "The part of a linear layer from {inputs} to {outputs} features has a weight of shape {shape}. It is "
-    "stored as (out, in): {name} shares out the {which} features.",
+    "part-not-linear": "{name} returned {kind}. It must return an nn.Linear.",
+    "plain-changed": "{name} changed the linear layer that it was given, but the whole layer is still needed. "
+                     "Leave it unchanged, and return a new one.",
+    "part-wrong-shape": "The part of a linear layer from {inputs} to {outputs} features has a weight of shape "
+                        "{shape}. It is stored as (out, in): {name} splits the {which} features.",
     "part-wrong-values": "The weight or the bias of {name} is not this rank's share of the layer, rank 0's first.",
     "part-bias": "{error} The layer has no bias, and its part has none either (linear.bias is None).",
-    "row-part-bias": "row_part gave a bias. Each rank would add it to its own term of the sum: it stays outside.",
+    "row-part-bias": "row_part returns a bias. Each rank would add it to its own term of the sum: keep the bias "
+                     "outside.",
     "part-is-view": "The part's weight is a view: {held} bytes stay in memory for {size}. Clone it.",
-    "part-keeps-whole": "Beside its share of {size} bytes, the part keeps {held} bytes alive. Keep no reference to the plain layer.",
-    "part-follows": "The part shares its memory with the plain layer: where one changes, so does the other. Clone it.",
-    "part-dtype": "The part has the dtype {dtype}, the layer here torch.float64. Take the layer's own dtype (and device).",
-    "part-on-meta": "The part's {what} is still on the device \"meta\", which holds no numbers: copy_ into it does nothing. Assign an "
-    "nn.Parameter in its place.",
-    "part-frozen": "The part's {what} is not trained: wrap the tensor into an nn.Parameter of its own.",
-    "sizes-before-copy": "This fails where `ranks.copy` makes the sequence longer and `ranks.sum` cuts it again, as those of "
-    "balise 12 do: {error}. Hand both of them (b, s, d), and take sizes behind ranks.copy.",
-    "length-kept": "The same layer, called once more with a shorter sequence, fails or is wrong. What forward makes for one length (a mask, "
-    "positions) does not fit another: make it anew in each call.",
+    "part-keeps-whole": "Besides its share of {size} bytes, the part keeps {held} bytes alive. Keep no reference "
+                        "to the plain layer.",
+    "part-follows": "The part shares its memory with the plain layer: if one changes, so does the other. Clone it.",
+    "part-dtype": "The part has the dtype {dtype}, but the layer here is torch.float64. Use the layer's own dtype "
+                  "(and device).",
+    "part-on-meta": "The part's {what} is still on the device \"meta\", which holds no numbers, so copy_ into it "
+                    "does nothing. Assign a new nn.Parameter instead.",
+    "part-frozen": "The part's {what} is not trained. Wrap the tensor in a new nn.Parameter.",
+    "sizes-before-copy": "This fails when `ranks.copy` makes the sequence longer and `ranks.sum` cuts it again, as "
+                         "in balise 12: {error}. Pass (b, s, d) to both of them, and read sizes after ranks.copy.",
+    "length-kept": "The same layer fails or is wrong when it is called again with a shorter sequence. What forward "
+                   "makes for one length (a mask, positions) does not fit another length: make it again in each "
+                   "call.",
     "odd-batch": "Right for an input of shape (b, s, d), wrong for {what}.",
 }  # fmt: skip
 

@@ -6,16 +6,18 @@ from dlojz_tp.checking.looks import tried
 SAMPLES = (12, 13, 3)  # sizes of the data sets
 
 HINTS = {
-    "sampler-by-global-rank": "Ranks {peers} hold slices of one copy of the model and see different samples: their partial sums "
-    "do not belong together. The share goes by the *data* rank: grid.data.rank of grid.data.size.",
-    "sampler-by-tensor-rank": "The share goes by the tensor rank here. All ranks of a tensor group see the same samples; the "
-    "data ranks share them out.",
-    "sampler-shuffles-differ": "Ranks {peers} hold slices of one copy of the model and see samples in different orders: each has "
-    "shuffled in its own way. Seed the shuffle with something that is the same on all ranks, whatever random state they have.",
-    "sampler-no-share": "Every data rank sees all samples. Each should see its share of them.",
-    "sampler-lengths": "The data ranks see {lengths} samples. A rank that has one batch more waits for ever for the others.",
-    "sampler-not-indices": "An *index* is due for each sample, a number from 0 to {last}, as a sampler gives them to the DataLoader. "
-    "{what} came: samples, or batches.",
+    "sampler-by-global-rank": "Ranks {peers} hold slices of one copy of the model but see different samples: their "
+                              "partial sums do not belong together. Choose the share by the *data* rank: "
+                              "grid.data.rank of grid.data.size.",
+    "sampler-by-tensor-rank": "You choose the share by the tensor rank. All ranks of a tensor group must see the "
+                              "same samples; split the samples over the data ranks.",
+    "sampler-shuffles-differ": "Ranks {peers} hold slices of one copy of the model but see samples in different "
+                               "orders: each shuffles differently. Use a seed that is the same on all ranks, "
+                               "whatever their random state.",
+    "sampler-no-share": "Every data rank sees all samples. Each should see only its share.",
+    "sampler-lengths": "The data ranks see {lengths} samples. A rank with one more batch waits forever for the others.",
+    "sampler-not-indices": "Yield an *index* for each sample, a number from 0 to {last}, as a sampler does for the "
+                           "DataLoader. You yield {what}: samples, or batches.",
     "sampler-rank": "{error}. num_replicas and rank are those of the data group: grid.data.size and grid.data.rank.",
     "sampler-incomplete": "The data ranks' shares overlap, or leave samples out.",
 }  # fmt: skip

@@ -10,32 +10,39 @@ from dlojz_tp.checks.tensor_slicing.sequence_ranks import COMMON, SHAPE, own_gra
 from dlojz_tp.probes.traffic import on_the_wire
 
 HINTS = {
-    "sequence-unchanged": "`{name}` gave a tensor of the same shape. A rank holds s / N tokens outside of the sliced layers and s "
-    "inside: copy makes the sequence whole, sum cuts it.",
-    "sequence-dimension": "The parts are put together, or cut, along another dimension. The sequence is dimension 1 of (b, s, d).",
-    "sequence-over-world": "The ranks of the whole world took part in {name}. Only the group holds this sequence.",
-    "slice-without-sum": "Backward, each rank kept its part of *its own* gradient. Every rank used the whole sequence in its own "
-    "slice of the layer: the gradients have to be added up before they are cut.",
-    "scatter-backward-local": "The backward of sum knows only this rank's part of the gradient. Each rank needs the gradient of "
-    "all tokens: gather the parts.",
-    "sequence-not-summed": "sum gave this rank's own values, cut. The ranks' partial results have to be added up.",
-    "sequence-mean": "This is a mean over the ranks: divided by {n}. Parts are added up.",
-    "sequence-times-n": "The gradient of {name} is {n} times too large: it was added up where it was only to be gathered.",
-    "reduced-then-cut": "The numbers are right, but {name} moves {sent} bytes a rank {way}, where {least} are enough. An all-reduce "
-    "followed by a cut throws most of what travelled away: that is what a reduce-scatter saves.",
-    "padded-then-summed": "The numbers are right, but {name} moves {sent} bytes a rank {way}, where {least} are enough. An all-reduce of "
-    "parts that are filled up with zeros sends twice what an all-gather of the parts does.",
-    "common-gathered": "The gradients are right, but sum_common_gradients moves {sent} bytes a rank, where an all-reduce moves {least}: "
-    "gathering what is then added up sends every rank's gradients to every rank.",
+    "sequence-unchanged": "`{name}` returned a tensor of the same shape. A rank holds s / N tokens outside the "
+                          "sliced layers and s inside: copy makes the sequence whole, sum cuts it.",
+    "sequence-dimension": "You put the parts together, or cut them, along another dimension. The sequence is "
+                          "dimension 1 of (b, s, d).",
+    "sequence-over-world": "All ranks of the world took part in {name}. Only the group holds this sequence.",
+    "slice-without-sum": "In backward, each rank kept its part of *its own* gradient. Every rank used the whole "
+                         "sequence in its own slice of the layer, so add up the gradients before you cut them.",
+    "scatter-backward-local": "The backward of sum returns only this rank's part of the gradient. Each rank needs "
+                              "the gradient of all tokens: gather the parts.",
+    "sequence-not-summed": "sum returns this rank's own values, cut. Add up the ranks' partial results.",
+    "sequence-mean": "This is a mean over the ranks: you divide by {n}. Parts are added up, without a division.",
+    "sequence-times-n": "The gradient of {name} is {n} times too large: you added it up, but it should only be "
+                        "gathered.",
+    "reduced-then-cut": "The numbers are right, but {name} moves {sent} bytes per rank {way}, where {least} are "
+                        "enough. An all-reduce followed by a cut throws away most of what it sends. A "
+                        "reduce-scatter avoids that.",
+    "padded-then-summed": "The numbers are right, but {name} moves {sent} bytes per rank {way}, where {least} are "
+                          "enough. An all-reduce of parts padded with zeros sends twice as much as an all-gather "
+                          "of the parts.",
+    "common-gathered": "The gradients are right, but sum_common_gradients moves {sent} bytes per rank, where an "
+                       "all-reduce moves {least}. Gathering first and then adding up sends every rank's gradients "
+                       "to every rank.",
     "sequence-uneven": "{size} ranks do not divide a sequence of {length} tokens, and the answer was {error}. Raise a "
     "ValueError (`self.part` does).",
     "sequence-shape": "Backward gave a gradient of another shape than its input: {error}",
-    "common-silent": "The gradients in `parameters` are still this rank's own: they know only the tokens of this rank.",
-    "common-mean": "These gradients are divided by the number of ranks. Each comes from other tokens of the *same* loss: they are parts of a sum.",
-    "common-over-world": "The gradients were added up over the whole world. The other groups see other data.",
-    "common-cut": "ranks.{name} was called for these gradients. In SequenceRanks it works on a sequence: it would cut them, or put "
-    "them side by side. Each rank needs their whole sum: an all-reduce over ranks.group.",
-    "common-no-gradient": "A parameter that is frozen or not used has p.grad None. Leave it out.",
+    "common-silent": "The gradients in `parameters` are still this rank's own: they come only from this rank's tokens.",
+    "common-mean": "You divide these gradients by the number of ranks. Each comes from other tokens of the *same* "
+                   "loss, so they are parts of a sum.",
+    "common-over-world": "You added up the gradients over the whole world, but the other groups see other data.",
+    "common-cut": "You called ranks.{name} for these gradients. In SequenceRanks it works on a sequence: it would "
+                  "cut them, or put them side by side. Each rank needs their whole sum: use an all-reduce over "
+                  "ranks.group.",
+    "common-no-gradient": "A frozen or unused parameter has p.grad None. Leave it out.",
     "sequence-wrong": "{name}: {what} is not what it should be.",
 }  # fmt: skip
 KNOWN = (

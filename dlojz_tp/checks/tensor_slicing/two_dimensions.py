@@ -32,38 +32,45 @@ STEPS = 3
 SLACK = 512  # bytes that may travel for the loss
 
 HINTS = {
-    "no-step": "The optimizer's step was called {n} times in one training step, not once.",
-    "data-silent": "Nothing travelled between the data ranks: each copy of the model trains on its own share alone.",
-    "data-summed": "The gradient is the *sum* over the {n} data ranks. The loss is a mean over the global batch: divide by the "
-    "number of data ranks.",
-    "averaged-over-world": "The gradients of all ranks of the world were added up. Tensor ranks hold different slices: the "
-    "gradient of one has nothing to do with that of another. Reduce over the data group.",
-    "divided-by-world": "The sum over the data ranks was divided by the size of the world, or twice. It has {n} terms, one for each data "
-    "rank: divide by their number, once.",
-    "averaged-over-tensor": "The gradients were added up over the tensor group, whose ranks hold different slices. Reduce over "
-    "the data group.",
-    "averaged-after-step": "The gradients are averaged, but after the optimizer's step: it used this rank's own.",
-    "data-not-written": "The data ranks exchanged values, but the optimizer saw this rank's own gradients. What was reduced was "
-    "a copy, or was not waited for: it has to be in p.grad before the step.",
-    "weights-averaged": "The weights are averaged, after the step. That is the same for plain gradient descent alone; Adam, which divides "
-    "by each rank's own second moments, trains differently. Average the gradients, before the step.",
-    "gradient-of-one": "This is the gradient of data rank 0 alone: it was sent to the others, and theirs is lost. Average them.",
-    "data-not-waited": "This rank's own gradient, divided: what the other data ranks sent had not come yet. Wait for it, then divide.",
-    "gradients-lost": "There are no gradients left when the optimizer steps: they were set to zero behind backward.",
-    "gradients-kept": "The gradients still hold those of the step before. Set them to zero first.",
-    "no-gradient-2d": "A parameter that is frozen or not used has p.grad None. Leave it out.",
-    "none-filled": "{name} has no gradient (p.grad is None), and the optimizer was given zeros for it. With weight decay or momentum it "
-    "then moves what is frozen or not used. Leave None.",
+    "no-step": "You called the optimizer's step {n} times in one training step, not once.",
+    "data-silent": "Nothing travels between the data ranks: each copy of the model trains only on its own share.",
+    "data-summed": "The gradient is the *sum* over the {n} data ranks. The loss is a mean over the global batch, "
+                   "so divide by the number of data ranks.",
+    "averaged-over-world": "You added up the gradients of all ranks of the world. Tensor ranks hold different "
+                           "slices, so their gradients have nothing to do with each other. Reduce over the data "
+                           "group.",
+    "divided-by-world": "You divided the sum over the data ranks by the size of the world, or twice. The sum has "
+                        "{n} terms, one for each data rank: divide by their number, once.",
+    "averaged-over-tensor": "You added up the gradients over the tensor group, whose ranks hold different slices. "
+                            "Reduce over the data group.",
+    "averaged-after-step": "You average the gradients after the optimizer's step, so the step used this rank's own "
+                           "gradients. Average before the step.",
+    "data-not-written": "The data ranks exchanged values, but the optimizer saw this rank's own gradients. You "
+                        "reduced a copy, or did not wait for the result. It has to be in p.grad before the step.",
+    "weights-averaged": "You average the weights after the step. Only for plain gradient descent is that the same. "
+                        "Adam divides by each rank's own second moments and trains differently. Average the "
+                        "gradients, before the step.",
+    "gradient-of-one": "This is only the gradient of data rank 0: it was sent to the others, and theirs are lost. "
+                       "Average them.",
+    "data-not-waited": "This is this rank's own gradient, divided: the values of the other data ranks had not "
+                       "arrived yet. Wait for them, then divide.",
+    "gradients-lost": "There are no gradients left when the optimizer steps: you set them to zero after backward.",
+    "gradients-kept": "The gradients still include those of the previous step. Set them to zero first.",
+    "no-gradient-2d": "A frozen or unused parameter has p.grad None. Leave it out.",
+    "none-filled": "{name} has no gradient (p.grad is None), but you gave the optimizer zeros for it. With weight "
+                   "decay or momentum, it then moves frozen or unused parameters. Leave None.",
     "gradient-2d": "The gradient is not that of the global batch.",
-    "loss-of-share": "This is the loss of this rank's own share. Return the mean over the data ranks: the loss of the global "
-    "batch.",
-    "loss-summed": "This loss is too large by a factor of {n}: a sum over ranks where a mean is due.",
+    "loss-of-share": "This is only the loss of this rank's own share. Return the mean over the data ranks, which "
+                     "is the loss of the global batch.",
+    "loss-summed": "This loss is too large by a factor of {n}: you compute a sum over ranks instead of a mean.",
     "loss-wrong": "The loss is not the mean over the global batch.",
-    "weights-2d": "The gradients are right when the optimizer steps, but the weights are not those of one process afterwards.",
-    "rows-2d": "This rank computed the loss of {n} rows in a step, and its share has {share}. Each data rank computes its own rows, "
-    "once; gradients travel, not the batch.",
-    "too-much-2d": "A rank sends {sent} bytes beside those of its tensor group; {enough} are enough for the gradients. Each gradient "
-    "travels once, and the ranks of a tensor group agree already on what they hold in common.",
+    "weights-2d": "The gradients are right when the optimizer steps, but afterwards the weights are not those of "
+                  "one process.",
+    "rows-2d": "This rank computed the loss of {n} rows in a step, but its share has {share}. Each data rank "
+               "computes only its own rows, once. Send gradients, not the batch.",
+    "too-much-2d": "Besides those of its tensor group, a rank sends {sent} bytes; {enough} are enough for the "
+                   "gradients. Send each gradient once. The ranks of a tensor group already agree on what they "
+                   "hold in common.",
 }  # fmt: skip
 KNOWN = (*IN_PLACE, AS_OP, AS_GROUP, ("Invalid rank", "sampler-rank"), ("NoneType", "no-gradient-2d"), ("Expected parameter `tensor`", "no-gradient-2d"))
 
