@@ -63,7 +63,7 @@ HINTS = {
                       "rank sees only its part.",
     "weight-gradient-wrong": "The result is right, but not the gradient of {name}.",
     "too-many-collectives": "{found} {way}. {wanted} enough.",
-    "too-much-volume": "You send {found} bytes {way}, but {wanted} are enough.",
+    "too-much-volume": "You pass {found} bytes to collectives {way}, but {wanted} are enough.",
     "gathered-to-sum": "{name} sends every rank's numbers to every rank: {found} bytes {way}, where {wanted} are "
                        "enough. `ranks.sum` adds up while it sends.",
     "whole-product": "This rank computes {share:.0%} of the uncut layer's products, but its share is 1/{n}. "
