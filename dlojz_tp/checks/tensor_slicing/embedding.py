@@ -35,8 +35,8 @@ HINTS = {
                    "the sum, not to this rank's term.",
     "words-cut": "You hold the whole vectors of some words here. SlicedEmbedding holds a part of the vector of "
                  "every word.",
-    "table-travels": "You pass {found} bytes to collectives {way}, but the vectors of these tokens take only {wanted}. Do not "
-                     "send the table: look up first, then put the vectors together.",
+    "table-travels": "You pass {found} bytes to collectives {way}, but the vectors of these tokens take only "
+                     "{wanted}. Do not send the table: look up first, then put the vectors together.",
     "columns-cut": "You hold a part of every word's vector here. VocabularyEmbedding holds the whole vectors of "
                    "some words.",
 }  # fmt: skip
