@@ -82,12 +82,12 @@ def _judge(every):
     yield "one sequence; a transposed input; float32"
     for size, rank, got in every:
         judge_odd(got["odd"], f"rank {rank} of {size}")
-    yield "dropout: in training only, as many as the rate says, other masks on other ranks, the same draws outside"
+    yield "dropout: only in training, as much as the rate says, other masks on other ranks, the same draws outside"
     for size in {size: None for size, _, _ in every}:
         judge_dropout([got["dropout"] for n, _, got in every if n == size], size)
     for size, rank, got in every:
         judge_shorter(got["shorter"], f"rank {rank} of {size}")
-    yield "heads that the ranks do not divide are refused, where the width divides too"
+    yield "a number of heads that the ranks do not divide is refused, even if they divide the width"
     refuse_sizes(every, "refused", "{n} heads, of a width that divides,")
     yield from judge_longer(every)
 

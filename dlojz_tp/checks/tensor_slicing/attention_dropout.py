@@ -27,7 +27,7 @@ HINTS = {
     "dropout-elsewhere": "You do not drop attention weights but other numbers (of the result, the values or the "
                          "heads, or of the scores before the softmax), or you normalise the weights to a sum of 1 "
                          "again. The plain layer drops attention weights (dropout_p).",
-    "dropout-disagrees": "In training with dropout, the ranks' results differ. They must be the same sum.",
+    "dropout-disagrees": "In training with dropout, the ranks' results differ. All ranks must return the same sum.",
 }  # fmt: skip
 
 RATE, LENGTH, BATCH = 0.3, 24, 2

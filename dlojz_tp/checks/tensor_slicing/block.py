@@ -129,15 +129,15 @@ def _judge(every):
         yield f"block: {claim}"
     for claim in judge_longer(every):
         yield f"block: {claim}"
-    yield "block: dropout the same on all ranks, none in evaluation"
+    yield "block: the same dropout on all ranks, none in evaluation"
     for size in {size: None for size, _, _ in every}:
         judge_agreement([got["block dropout"] for n, _, got in every if n == size], size)
     for kind, title in (("own", "a head of its own"), ("tied", "a tied head")):
         yield from _model(every, kind, title)
-    yield "dropout on what is added, and on the embeddings: there, as much as the rate says"
+    yield "dropout on what is added and on the embeddings, at the rate of the plain model"
     for size, rank, got in every:
         judge_places(got["places"], f"rank {rank} of {size}")
-    yield "model: evaluation, and training with dropout on all ranks alike"
+    yield "model: evaluation, and training with the same dropout on all ranks"
     for size in {size: None for size, _, _ in every}:
         judge_agreement([got["dropout"] for n, _, got in every if n == size and "dropout" in got], size)
 

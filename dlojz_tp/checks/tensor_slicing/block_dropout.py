@@ -19,9 +19,11 @@ HINTS = {
                                   "sum with it.",
     "inner-dropout-lost": "In training, the attention inside your block has no dropout, but the plain block's has. "
                           "Its rate is block.attention.dropout.",
-    "residual-dropout-differs": "In training with dropout, {what} differs between the ranks. Outside the sliced regions all "
-    "ranks must drop out the same: no ranks.own_random(), no seed of their own there.",
-    "model-dropout-in-eval": "In evaluation the model's result is not the plain model's: something is dropped out.",
+    "residual-dropout-differs": "In training with dropout, {what} differs between the ranks. Outside the sliced "
+                                "regions, all ranks must drop out the same numbers: use no ranks.own_random() "
+                                "there, and no seed that differs between ranks.",
+    "model-dropout-in-eval": "In evaluation the model's result is not the plain model's, because something is "
+                             "dropped out.",
 }  # fmt: skip
 
 RATE, SHAPE = 0.3, (16, 5)  # sequences, tokens

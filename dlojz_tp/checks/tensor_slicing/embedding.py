@@ -97,7 +97,7 @@ def _judge(every, dim, known):
         if wrong.slug == "too-much-volume":
             wrong.slug = "table-travels"
         raise
-    yield "a single row of tokens, all of one rank, transposed"
+    yield "a single row of tokens; tokens that are all in one rank's part; transposed tokens"
     for size, rank, got in every:
         judge_odd(got["odd"], f"rank {rank} of {size}")
     yield "a size that does not divide is refused"

@@ -55,7 +55,7 @@ def _judge(size, ranks):
     yield "SumOverRanks forward: the sum of the ranks' tensors, in one all-reduce"
     for rank, got in enumerate(ranks):
         _forward_of_sum(got["sum"], rank, size)
-    yield "SumOverRanks backward: the gradient as it is, nothing sent"
+    yield "SumOverRanks backward: the gradient unchanged, nothing sent"
     for rank, got in enumerate(ranks):
         _backward_of_sum(got["sum"], rank, size)
     yield "inputs stay unchanged, and results do not change later"
@@ -69,7 +69,7 @@ def _judge(size, ranks):
     for rank, got in enumerate(ranks):
         for name, (found, wanted) in got["odd"].items():
             _odd(name, found, wanted, f"rank {rank} of {size}, {name}")
-    yield "both around two halves of a network: its gradients are those of the whole"
+    yield "both around two halves of a network: the gradients are those of the whole network"
     for rank, got in enumerate(ranks):
         for what, (found, wanted) in got["network"].items():
             if not close(found, wanted):

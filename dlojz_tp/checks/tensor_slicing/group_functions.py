@@ -49,12 +49,12 @@ HINTS = {
                     "contiguous before the collective.",
     "sent-beyond-group": "The values are right, but {name} ran in a group of {found} ranks, and the group has "
                          "{size}. The other ranks wait for nothing.",
-    "group-sent-twice": "{name} called {n} collectives {way}. One is enough.",
+    "group-sent-twice": "{name} calls {n} collectives {way}. One is enough.",
     "group-sends-back": "The values are right, but {name} calls {call} {way}, where nothing has to travel. See the "
                         "drawing of balise 1.",
     "group-sent-too-much": "{name} moves {sent} bytes per rank {way}, but {least} are enough. An all-gather "
                            "followed by a sum sends every part to every rank. An all-reduce avoids that.",
-    "gather-dimension": "`gather` puts the parts side by side along the last dimension, whatever `dim` says.",
+    "gather-dimension": "`gather` always puts the parts side by side along the last dimension, whatever `dim` is.",
     "group-not-waited": "You start a collective (async_op=True) but do not wait for it, so the result still holds "
                         "the old numbers. Call wait() on the handle that it returns, then use the result.",
     "group-wrong": "{name}: {what} is not what it should be.",
@@ -73,7 +73,7 @@ KNOWN = (
 
 def balise_9(GroupRanks):  # noqa: N803
     """copy, sum and gather in groups of neighbours and others, in worlds of 1 to 4 ranks; each group has its own data."""
-    yield "rank and size are those in the group; each rank has random numbers of its own"
+    yield "rank and size are those in the group; each rank has its own random numbers"
     every = each_layout(on_ranks(_use, GroupRanks, known=KNOWN, sizes=(WORLD,))[WORLD])
     for where, rank, got in every:
         _place(got, rank, where)
@@ -87,7 +87,7 @@ def balise_9(GroupRanks):  # noqa: N803
     for where, rank, got in every:
         with named_if_running(got):
             _gathered(got, rank, where)
-    yield "transposed tensors, float32, a second call; what is handed in stays as it was"
+    yield "transposed tensors, float32, a second call; inputs are not changed"
     for where, _, got in every:
         if got["overwritten"]:
             raise Wrong("group-in-place", what=got["overwritten"], where=where)
@@ -96,7 +96,7 @@ def balise_9(GroupRanks):  # noqa: N803
                 slug = "gather-dimension" if "along dim 0" in what else "group-layout"
                 slug = "group-not-in-ctx" if what == BETWEEN else slug
                 raise Wrong(slug, expected=wanted, got=found, where=f"{where}, {what}")
-    yield "one collective each, in the group alone"
+    yield "one collective each, only in the group"
     for where, _, got in every:
         _frugal(got, where)
 

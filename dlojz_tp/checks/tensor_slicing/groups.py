@@ -93,7 +93,7 @@ def _groups(make, members, mixed_up, slug):
     yield "a size that does not divide the world is refused with a clear error"
     for world, size in UNEVEN:
         _refused(seen[world, size], world, size)
-    yield "real groups on 3 and 4 ranks: a sum in each of them"
+    yield "real groups on 3 and 4 ranks: a sum in each group"
     for world, ranks in on_ranks(_sums, make, sizes=(4, 3), timeout=8).items():
         for rank, found in enumerate(ranks):
             for size, total in found.items():
@@ -223,7 +223,7 @@ def _right_members(found, rank, world, size, members, mixed_up, slug, kept):
     if got == mixed_up(rank, world, size):
         raise Wrong(slug, step=size, **fields)
     if got == members(rank, world, others):
-        why = f"tensor_size, {size}, is the number of ranks in a tensor group, not the number of these groups."
+        why = f"tensor_size, {size}, is the number of ranks in a tensor group, not the number of tensor groups."
         if slug != "across-nodes":
             why = f"One rank of every tensor group makes {others}, and there are tensor_size, {size}, such groups."
         raise Wrong("number-for-size", n=len(got), why=why, **fields)

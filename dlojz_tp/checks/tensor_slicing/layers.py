@@ -7,7 +7,8 @@ from dlojz_tp.checks.tensor_slicing.common import SLACK, Form, as_plain
 from dlojz_tp.probes.traffic import Call, on_the_wire, volume
 
 HINTS = {
-    "no-parameters": "The layer has no parameters. Assign an nn.Parameter, or a module that holds some, to an attribute of self.",
+    "no-parameters": "The layer has no parameters. Assign an nn.Parameter, or a module that has parameters, to an "
+                     "attribute of self.",
     "not-cut": "Every rank holds the whole {name}. Each rank should hold 1/{n} of it.",
     "wrong-dimension": "You cut {name} along the wrong dimension. A weight of nn.Linear has the shape (out, in): "
                        "its rows are output features.",
@@ -42,7 +43,7 @@ HINTS = {
     "summed-too-often": "The result is {n} times too large: you summed something that was already whole on every rank.",
     "mean-not-sum": "You averaged the ranks' results. They are terms of a sum, so do not divide.",
     "output-wrong": "The result is not that of the uncut layer.",
-    "layer-overwrites": "The layer wrote into its input, or into the gradient that came in.",
+    "layer-overwrites": "The layer changed its input, or the gradient that it received, in place.",
     "graph-lost": "The gradient of the input is missing (None).",
     "entrance-forgotten": "The gradients of the input differ between the ranks and add up to the expected "
                           "gradient: each rank knows only its own part of the work. At the entrance, copy `x` to "
@@ -52,7 +53,7 @@ HINTS = {
     "entrance-twice": "The gradient of the input is {n} times too large: you added it up once too often.",
     "input-over-n": "The gradient of the input is {n} times too small: something after it is divided by the number "
                     "of ranks.",
-    "input-gradient-wrong": "The result is right, but not the gradient of the input.",
+    "input-gradient-wrong": "The result is right, but the gradient of the input is not.",
     "weight-without-gradient": "{name} gets no gradient on rank {rank}, so it is never trained there: the result "
                                "does not depend on it.",
     "weight-times-n": "The gradient of {name} is {n} times too large: in backward you added it up over the ranks, "
@@ -61,14 +62,14 @@ HINTS = {
                      "undivided, after the sum.",
     "weight-partial": "The gradients of {name} differ between the ranks, although all ranks hold it whole: each "
                       "rank sees only its part.",
-    "weight-gradient-wrong": "The result is right, but not the gradient of {name}.",
+    "weight-gradient-wrong": "The result is right, but the gradient of {name} is not.",
     "too-many-collectives": "{found} {way}. {wanted} enough.",
     "too-much-volume": "You pass {found} bytes to collectives {way}, but {wanted} are enough.",
     "gathered-to-sum": "{name} sends every rank's numbers to every rank: {found} bytes {way}, where {wanted} are "
                        "enough. `ranks.sum` adds up while it sends.",
     "whole-product": "This rank computes {share:.0%} of the uncut layer's products, but its share is 1/{n}. "
                      "Multiply only by this rank's part, once, and put the results together, not the weights.",
-    "steps-drift": "The first step is right, but step {step} is not.",
+    "steps-drift": "The first step is right, but the {step} is not.",
     "old-weights": "The parameters got other values, but the result did not follow. You compute it from something "
                    "else.",
 }  # fmt: skip
@@ -81,7 +82,7 @@ def judge_layer(every, truth, case, *, calls=None, sizes_of=None, known=None):
     sizes_of: (world size) -> (forward, backward) bytes handed in at most. known: (slug, function of rank and size that gives
     the output of that mistake).
     """
-    yield "each rank holds its part of the weights, and nothing more"
+    yield "each rank holds only its part of the weights"
     for size, rank, got in every:
         _slices(got, case, rank, size)
     yield "the result is that of the uncut layer, on every rank"
@@ -94,7 +95,7 @@ def judge_layer(every, truth, case, *, calls=None, sizes_of=None, known=None):
     for size, rank, got in every:
         _gradients(got, truth, case, rank, size, every)
     if truth[0]["products"]:
-        yield "each rank multiplies its share, and no more"
+        yield "each rank multiplies only its share"
         for size, rank, got in every:
             share, whole = got[0]["products"], truth[0]["products"]
             if share > 1.25 * whole / size:  # attention written out multiplies its scores too
@@ -103,7 +104,7 @@ def judge_layer(every, truth, case, *, calls=None, sizes_of=None, known=None):
         yield f"{_times(calls[0])} forward, {_times(calls[1])} backward"
         for size, rank, got in every:
             _traffic(got[0], calls, sizes_of(size) if sizes_of else None, f"rank {rank} of {size}", size)
-    yield "the weights after some steps of training; then other weights"
+    yield "the weights after some steps of training, then with other weights"
     for size, rank, got in every:
         _training(got, truth, rank, size)
 

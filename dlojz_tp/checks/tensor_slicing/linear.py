@@ -29,7 +29,7 @@ HINTS = {
     "rows-before-columns": "You cut the first layer by rows and the second by columns. Then you need a sum between "
                            "the two, before the GELU, and must gather the result. Cut the first by columns and the "
                            "second by rows: then nothing travels in between.",
-    "activation-lost": "This is what comes out without the GELU.",
+    "activation-lost": "The GELU is missing: this is the result without it.",
     "activation-late": "The GELU comes after the second layer. It belongs between the two.",
     "activation-on-terms": "You apply the GELU to each rank's term of a sum. φ(a + b) is not φ(a) + φ(b): apply it "
                            "where the numbers are complete.",
@@ -72,7 +72,7 @@ def _truth(kind: str) -> dict:
 
 def balise_2(column_part, ColumnLinear):  # noqa: N803
     """The part by itself; the layer with and without bias, in odd shapes, and sizes that do not divide."""
-    yield "column_part: an nn.Linear with this rank's output features, in memory of its own"
+    yield "column_part: an nn.Linear with this rank's output features, in its own memory"
     every = on_groups(_linears, column_part, ColumnLinear, _case("linear"))
     yield from in_groups_too(_linear, every)
 

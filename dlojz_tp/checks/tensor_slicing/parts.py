@@ -22,11 +22,12 @@ HINTS = {
                      "Leave it unchanged, and return a new one.",
     "part-wrong-shape": "The part of a linear layer from {inputs} to {outputs} features has a weight of shape "
                         "{shape}. It is stored as (out, in): {name} splits the {which} features.",
-    "part-wrong-values": "The weight or the bias of {name} is not this rank's share of the layer, rank 0's first.",
-    "part-bias": "{error} The layer has no bias, and its part has none either (linear.bias is None).",
+    "part-wrong-values": "The weight or the bias of {name} is not this rank's share of the layer. Rank 0 has the "
+                         "first share.",
+    "part-bias": "{error} The layer has no bias, so its part must have none either (linear.bias is None).",
     "row-part-bias": "row_part returns a bias. Each rank would add it to its own term of the sum: keep the bias "
                      "outside.",
-    "part-is-view": "The part's weight is a view: {held} bytes stay in memory for {size}. Clone it.",
+    "part-is-view": "The part's weight is a view: it keeps {held} bytes in memory for a part of {size}. Clone it.",
     "part-keeps-whole": "Besides its share of {size} bytes, the part keeps {held} bytes alive. Keep no reference "
                         "to the plain layer.",
     "part-follows": "The part shares its memory with the plain layer: if one changes, so does the other. Clone it.",
@@ -40,7 +41,7 @@ HINTS = {
     "length-kept": "The same layer fails or is wrong when it is called again with a shorter sequence. What forward "
                    "makes for one length (a mask, positions) does not fit another length: make it again in each "
                    "call.",
-    "odd-batch": "Right for an input of shape (b, s, d), wrong for {what}.",
+    "odd-batch": "Your answer is right for an input of shape (b, s, d), but wrong for {what}.",
 }  # fmt: skip
 
 

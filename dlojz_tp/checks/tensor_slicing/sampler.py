@@ -18,7 +18,8 @@ HINTS = {
     "sampler-lengths": "The data ranks see {lengths} samples. A rank with one more batch waits forever for the others.",
     "sampler-not-indices": "Yield an *index* for each sample, a number from 0 to {last}, as a sampler does for the "
                            "DataLoader. You yield {what}: samples, or batches.",
-    "sampler-rank": "{error}. num_replicas and rank are those of the data group: grid.data.size and grid.data.rank.",
+    "sampler-rank": "{error}. num_replicas and rank must be those of the data group: grid.data.size and "
+                    "grid.data.rank.",
     "sampler-incomplete": "The data ranks' shares overlap, or leave samples out.",
 }  # fmt: skip
 

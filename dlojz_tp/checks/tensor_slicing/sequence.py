@@ -32,9 +32,9 @@ HINTS = {
     "common-gathered": "The gradients are right, but sum_common_gradients moves {sent} bytes per rank, where an "
                        "all-reduce moves {least}. Gathering first and then adding up sends every rank's gradients "
                        "to every rank.",
-    "sequence-uneven": "{size} ranks do not divide a sequence of {length} tokens, and the answer was {error}. Raise a "
-    "ValueError (`self.part` does).",
-    "sequence-shape": "Backward gave a gradient of another shape than its input: {error}",
+    "sequence-uneven": "{size} ranks do not divide a sequence of {length} tokens, but the answer was {error}. "
+                       "Raise a ValueError (`self.part` does).",
+    "sequence-shape": "backward returned a gradient of another shape than its input: {error}",
     "common-silent": "The gradients in `parameters` are still this rank's own: they come only from this rank's tokens.",
     "common-mean": "You divide these gradients by the number of ranks. Each comes from other tokens of the *same* "
                    "loss, so they are parts of a sum.",
@@ -58,15 +58,15 @@ KNOWN = (
 def balise_12(SequenceRanks, sum_common_gradients):  # noqa: N803
     """copy and sum of SequenceRanks, the gradients of what is common, and a layer between them; in groups of 1 to 4."""
     every = each_layout(on_ranks(use, SequenceRanks, sum_common_gradients, known=KNOWN, sizes=(WORLD,))[WORLD])
-    yield "copy: the whole sequence forward, backward this rank's part of the sum"
+    yield "copy: in forward the whole sequence, in backward this rank's part of the sum"
     for where, rank, got in every:
         with named_if_running(got):
             _copied(got["copy"], got, rank, where)
-    yield "sum: this rank's part of the sum forward, backward the whole sequence"
+    yield "sum: in forward this rank's part of the sum, in backward the whole sequence"
     for where, rank, got in every:
         with named_if_running(got):
             _summed(got["sum"], got, rank, where)
-    yield "one token a rank, a batch of one, float32, transposed tensors"
+    yield "one token per rank, a batch of one, float32, transposed tensors"
     for where, _, got in every:
         for what, (found, wanted) in got["odd"].items():
             if not close(found, wanted):
@@ -79,11 +79,11 @@ def balise_12(SequenceRanks, sum_common_gradients):  # noqa: N803
         if got["uneven"] not in ("", "ValueError"):
             size = len(got["members"])
             raise Wrong("sequence-uneven", size=size, length=2 * size + 1, error=got["uneven"], where=where)
-    yield "gradients of what all ranks hold: added up over the group"
+    yield "gradients of parameters that all ranks hold: added up over the group"
     for where, rank, got in every:
         with named_if_running(got):
             _common(got["common"], got, rank, where)
-    yield "a norm and a sliced pair between them: the uncut layer's values and gradients"
+    yield "a norm and a sliced pair between copy and sum: the uncut layer's values and gradients"
     for where, _, got in every:
         for what, (found, wanted) in got["layer"].items():
             if found is None or not close(found, wanted):
