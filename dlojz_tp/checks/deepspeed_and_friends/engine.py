@@ -190,7 +190,7 @@ def saved_looks(there):
         lambda seen, due: silent(seen, due) | {"n": seen},
     )
     yield Look(
-        "and it is all there when a rank returns",
+        "and all files are there when a rank returns",
         "there",
         [there] * RANKS,
         "returns-early",

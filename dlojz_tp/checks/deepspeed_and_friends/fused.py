@@ -107,14 +107,14 @@ LOOKS = [
     Look("the gradients stay", "first kept", True, "gradients-changed"),
     Value("means and squares are those of torch's AdamW", "options means", truth("options")[1], "wrong-mean"),
     Value("", "options squares", truth("options")[2], "wrong-squares"),
-    Value("one step gives its weights", "first", truth("first")[0], "wrong-step"),
+    Value("one step gives AdamW's weights", "first", truth("first")[0], "wrong-step"),
     Value("three steps, with a rate that changes", "later", truth("later")[0], "wrong-step"),
     Value("other betas, a large ε, a large decay", "options", truth("options")[0], "wrong-step"),
     Value("without decay", "no decay", truth("no decay")[0], "wrong-step"),
     Look(f"as many operators for {MANY} tensors as for {FEW}", "operators", None, "operators-grow",
          lambda seen, due: seen[0] == seen[1],
          lambda seen, due: {"few": seen[0], "many": seen[1], "expected": seen[0], "got": seen[1]}),
-    Look("beside the lists one copy of the weights' size at most", "copies", 1.5, "copies", at_most,
+    Look("besides the lists, at most one copy of the weights' size", "copies", 1.5, "copies", at_most,
          lambda seen, due: {"copies": f"{seen:.0f}", "expected": "1", "got": f"{seen:.0f}"}),
 ]  # fmt: skip
 

@@ -169,7 +169,7 @@ LOOKS = [
          lambda n: [[f"uint8 ({n}, {BLOCKS}, {BLOCK[n] // 8})", f"float32 ({n}, {BLOCKS}, 1)"]] * n, "compress-form",
          lambda seen, due: [list(one) if isinstance(one, list | tuple) else one for one in seen] == due,
          lambda seen, due: {"expected": due[0], "got": seen[0]}),
-    Value("expanded again: plus or minus the block's mean absolute value", _ranks("back"),
+    Value("expanded again, they are plus or minus the block's mean absolute value", _ranks("back"),
           lambda n: torch.stack([lossy(numbers(rank, n, 0)) for rank in range(n)]), "wrong-expansion"),
     Look("one_bit_mean gives (N, k, b)", "result", lambda n: [f"float32 ({n}, {BLOCKS}, {BLOCK[n]})"] * n, "mean-form",
          fields=lambda seen, due: {"expected": due[0], "got": seen[0]}),
@@ -180,12 +180,12 @@ LOOKS = [
     Look("only bits and scales travel", "sent", 1.02, _heavy, _light, _times),
     Value("all ranks get the mean of what was compressed", _ranks("first"), lambda n: exchanged(n)[0].float().expand(n, -1, -1, -1), "wrong-mean"),
     Value("three rounds: errors of earlier rounds are added", _ranks("rounds"), _on_all(exchanged), "wrong-feedback"),
-    Look("x is left as it is", "stays", True, "x-changed", lambda seen, due: all(seen), lambda seen, due: {"expected": "", "got": ""}),
+    Look("x is not changed", "stays", True, "x-changed", lambda seen, due: all(seen), lambda seen, due: {"expected": "", "got": ""}),
     Look("weights move in place", "moved", True, "weights-rebound", lambda seen, due: all(seen), lambda seen, due: {"expected": "", "got": ""}),
     Value("the warm-up is Adam with the mean gradient", _ranks("warm"), lambda n: trained(n)[:WARMUP].float().expand(n, -1, -1, -1, -1), "wrong-warm-up"),
-    Look("after it a step sends bits and scales only", "later", 1.02, "still-all-reduce", _light, _times),
+    Look("after it, a step sends only bits and scales", "later", 1.02, "still-all-reduce", _light, _times),
     Value("three compressed steps", _ranks("trained"), _on_all(trained), "wrong-compressed-step"),
-    Look("and the squares stay", "frozen", True, "squares-go-on", lambda seen, due: all(seen), lambda seen, due: {"expected": "", "got": ""}),
+    Look("and the squares do not change", "frozen", True, "squares-go-on", lambda seen, due: all(seen), lambda seen, due: {"expected": "", "got": ""}),
 ]  # fmt: skip
 
 

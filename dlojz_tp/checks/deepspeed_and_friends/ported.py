@@ -218,9 +218,9 @@ def _due_norms(at):
 LOOKS = [
     Look("the framework knows of two processes", "processes", [RANKS], "alone", _in_both, _known_processes),
     Look("together the ranks see each batch once", _shares, lambda at: truth(at)["batches"], "other-shares"),
-    Look("each micro-batch has a backward of its own", "backwards", lambda at: [1] * len(truth(at)["steps"]), "backward-elsewhere", _in_both, _of_one),
-    Look("gradients are reduced where a step is due, and only there", "reduced", lambda at: [float(one) for one in truth(at)["steps"]], _reductions, _in_both, _of_one),
-    Look("there the optimizer steps, after the last micro-batch too", "steps", lambda at: truth(at)["steps"], _boundaries, _in_both, _of_one),
+    Look("each micro-batch has its own backward", "backwards", lambda at: [1] * len(truth(at)["steps"]), "backward-elsewhere", _in_both, _of_one),
+    Look("gradients are reduced at a step, and only there", "reduced", lambda at: [float(one) for one in truth(at)["steps"]], _reductions, _in_both, _of_one),
+    Look("there the optimizer steps, and also after the last micro-batch", "steps", lambda at: truth(at)["steps"], _boundaries, _in_both, _of_one),
     Look("a loss for each step", "form", lambda at: f"{sum(truth(at)['steps'])} numbers", "losses-form", _in_both),
     Value("the gradient's norm at each step is that of one process, clipped", "norms", _due_norms, "other-gradient", within(1e-3)),
     Value("the weights move as on one process", "moved", lambda at: [truth(at)["moved"] / truth(at)["furthest"]] * RANKS, "other-weights", within(1e-3)),
