@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Welcome: the course and its tools · about 30 min
 #
-# **For whom?** For anyone who can write a training loop in PyTorch. You need no CUDA, no C and no cluster: the same
+# **Who is it for?** Anyone who can write a training loop in PyTorch. You need no CUDA, no C and no cluster: the same
 # notebooks run on two CPU cores and on a node full of GPUs. Only the sizes change.
 #
 # **Afterwards,** you can
@@ -46,7 +46,7 @@ print(f"scale {scale()}, on {DEVICE}: batches of {BATCH} vectors of {WIDTH} numb
 # %% [markdown]
 # ## A balise and its verdict
 #
-# A **balise** is a hole in the code. Run the next two cells unchanged: the verdict is calm, and "Run All Cells" goes
+# A **balise** is a hole in the code. Run the next two cells unchanged: nothing breaks, and "Run All Cells" goes
 # on. Then replace `todo(1)` with your answer, and run them again.
 #
 # ### Balise 1 · Say what this process may use · about 11 min
@@ -104,7 +104,7 @@ tp.show(1, describe_machine_of_a_hurried_person)  # shows a verdict without coun
 # %% [markdown]
 # ## Ranks
 #
-# From work 08 on, several processes compute together. Each is a **rank**, with a number from 0 to `world_size − 1`.
+# From work 08 on, several processes work together. Each is a **rank**, with a number from 0 to `world_size − 1`.
 # `launch.ranks(function, ..., n=4)` runs a function in four of them and returns their results. `x.to(launch.device())`
 # moves a tensor to its rank's device, a GPU or the CPU.
 
@@ -140,7 +140,7 @@ except launch.RankError as error:
 # ### Balise 2 · Sum a tensor over ranks · about 11 min
 #
 # Every rank gets the same `values`, a tensor `(n,)`. Return their sum on **every** rank, as a tensor without
-# dimensions, of the same dtype (int64 or floating point). Share the work: each rank reads only about `n / world_size`
+# dimensions, with the dtype of `values` (int64 or floating point). Share the work: each rank reads only about `n / world_size`
 # values, and sends one number. `n` may be any number, even smaller than `world_size`. About 4 lines.
 #
 # <details><summary>Hint</summary>
@@ -175,7 +175,7 @@ print("one process:", values.sum().item())
 print("three ranks:", launch.ranks(sum_of_all, values, n=3, timeout=10)[0])
 
 # %% [markdown]
-# The last digits may differ, because the numbers are added in another order. Verdicts allow for that.
+# The last digits may differ, because the numbers are added in a different order. Verdicts allow for that.
 #
 # If you fall behind, `tp.catch_up(2)` defines our answers to balises 1 and 2; your cells don't change. Balises marked
 # *further* are optional: our answers stand in for yours. `tp.progress()` shows where you are.
@@ -221,19 +221,19 @@ report.inspection(record)
 # node has cores, they wait for each other.
 # </details>
 #
-# <details><summary>One rank returns before it calls <code>all_reduce</code>; all others call it. What happens?</summary>
+# <details><summary>One rank returns before it calls <code>all_reduce</code>; all the others call it. What happens?</summary>
 #
 # The others wait. A collective is complete only when every rank has called it. Here the course notices, stops them, and
-# says who was missing. On a real machine they would wait for many minutes.
+# says which one was missing. On a real machine they would wait for many minutes.
 # </details>
 #
 # <details><summary>With N ranks, how much faster can the sum of n values get?</summary>
 #
 # Each rank reads n/N values, so up to N times. But ranks also have to exchange messages. For a million numbers the
-# messages cost more than the sum. When distributing is worth it is a question of the whole course.
+# messages cost more than the sum. The whole course asks when distributing pays off.
 # </details>
 #
 # ## To remember
 #
-# A verdict tests what your code does. Ranks are processes that agree through collectives. A claim about speed counts
-# once it's measured. Go on with **01_gpu_acceleration**.
+# A verdict tests what your code does. Ranks are processes that communicate through collectives. A claim about speed
+# counts only once it's measured. Go on with **01_gpu_acceleration**.
