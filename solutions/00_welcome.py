@@ -140,8 +140,8 @@ except launch.RankError as error:
 # ### Balise 2 · Sum a tensor over ranks · about 11 min
 #
 # Every rank gets the same `values`, a tensor `(n,)`. Return their sum on **every** rank, as a tensor without
-# dimensions, with the dtype of `values` (int64 or floating point). Share the work: each rank reads only about `n / world_size`
-# values, and sends one number. `n` may be any number, even smaller than `world_size`. About 4 lines.
+# dimensions, with the dtype of `values` (int64 or floating point). Share the work: each rank reads only about
+# `n / world_size` values, and sends one number. `n` may be any number, even smaller than `world_size`. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -221,7 +221,7 @@ report.inspection(record)
 # node has cores, they wait for each other.
 # </details>
 #
-# <details><summary>One rank returns before it calls <code>all_reduce</code>; all the others call it. What happens?</summary>
+# <details><summary>One rank returns before it calls <code>all_reduce</code>; all the others call it. What then?</summary>
 #
 # The others wait. A collective is complete only when every rank has called it. Here the course notices, stops them, and
 # says which one was missing. On a real machine they would wait for many minutes.

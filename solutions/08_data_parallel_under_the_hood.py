@@ -5,7 +5,7 @@
 # travel. You average them, pack them into buckets, and send these while backward is still computing. Finally, your own
 # `DataParallel` races PyTorch's.
 #
-# **What you will gain.** The baseline averages 300 gradients in 300 messages. You send the same bytes in one, and start
+# **What you will gain.** The baseline sums 300 gradients in 300 messages. You send the same bytes in one, and start
 # most all-reduces *during* backward.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -37,7 +37,7 @@ RANKS = (2,) if GPUS in (2, 3) else (2, 4)
 ROUNDS = 30 if FULL else 20  # of the race
 
 # %% [markdown]
-# ## The baseline: a message for each gradient
+# ## The baseline: one message per gradient
 #
 # `dist.all_reduce(t)` adds up `t` over all ranks, in place. Two ranks do this for 300 gradients of 8 kB, one after the
 # other.
@@ -112,7 +112,8 @@ figure.legend([plt.Rectangle((0, 0), 1, 1, color=c) for c in colours.values()], 
               loc="outside lower center", ncols=4)  # fmt: skip
 plt.show()
 # %% [markdown]
-# The model is a chain of equal linear layers. In the training step, `average` stands for the code that you will write.
+# The model is a chain of linear layers of the same size. In the training step, `average` stands for the code that you
+# will write.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -131,7 +132,7 @@ def make_batch():
 
 # %% tags=["setup"]
 def train_step(model, x, optimizer, average):
-    """One step; `average()` makes the gradients those of all ranks."""
+    """One step; `average()` replaces the gradients by their means over the ranks."""
     optimizer.zero_grad()
     loss = model(x).square().sum(dim=1).mean()
     loss.backward()
@@ -192,7 +193,7 @@ def watched(name, wrap, n=2):
 def timeline(*records):
     """When each rank computes and sends, for each record."""
     figure = report.communications(records)
-    figure.suptitle("When does a rank compute, when does it send?")
+    figure.suptitle("When does a rank compute, and when does it send?")
     for record, axes in zip(records, figure.axes[1::2]):
         axes.set_title(record.name, loc="left")
     return figure
@@ -234,7 +235,7 @@ tp.check(1, broadcast_state)
 # ### Balise 2 · Each rank's share of the data · further · about 9 min
 #
 # All ranks draw the **same** permutation, from `seed` and `epoch`, and take disjoint shares of it without any message.
-# The shares must be **equally long**: a rank with an extra batch would wait for gradients that never come. The given
+# The shares must have **equal lengths**: a rank with an extra batch would wait for gradients that never come. The given
 # lines pad the permutation, or drop its tail.
 #
 # Write `order`, a tensor: this epoch's permutation of 0 … n − 1. Then return the share of `rank`, a list, from the
@@ -270,7 +271,7 @@ tp.check(2, my_indices)
 # ### Balise 3 · Average the gradients, one by one · about 10 min
 #
 # After backward, `p.grad` is the gradient of this rank's share, for each `p` of the list `parameters`. Replace it by
-# its mean over the ranks, on every rank. Leave a `p.grad` that is None. Each gradient travels once, in its own dtype.
+# its mean over the ranks, on every rank. If `p.grad` is None, leave it. Each gradient travels once, in its own dtype.
 # Return nothing. About 4 lines.
 #
 # <details><summary>Hint</summary>
@@ -281,7 +282,7 @@ tp.check(2, my_indices)
 
 # %% tags=["balise-3"]
 def average_gradients(parameters):
-    """Replace each gradient by its mean over the ranks, one all-reduce a parameter."""
+    """Replace each gradient by its mean over the ranks, with one all-reduce per parameter."""
     # BEGIN SOLUTION
     for p in parameters:
         if p.grad is not None:
@@ -321,10 +322,10 @@ timeline(record_one_by_one)
 #
 # **`make_buckets`** returns lists of parameters, **in reverse order**, because backward computes the last gradients
 # first. A bucket has at most `capacity` **bytes** and a single dtype. A larger parameter gets its own bucket. For one
-# parameter, `size` is its bytes, and `room` the bytes left in the last bucket.
+# parameter, `size` is its size in bytes, and `room` is the bytes left in the last bucket.
 #
-# **`average_in_buckets`** copies the gradients of a bucket, all present, into one flat tensor, does **one** all-reduce,
-# and copies the means back. Some gradients aren't contiguous.
+# **`average_in_buckets`** copies the gradients of a bucket (none is None) into one flat tensor, does **one**
+# all-reduce, and copies the means back. Some gradients aren't contiguous.
 #
 # About 5 and 6 lines.
 #
@@ -353,7 +354,7 @@ def make_buckets(parameters, capacity):
 
 
 def average_in_buckets(buckets):
-    """Replace each gradient by its mean over the ranks, one all-reduce a bucket."""
+    """Replace each gradient by its mean over the ranks, with one all-reduce per bucket."""
     # BEGIN SOLUTION
     for bucket in buckets:
         flat = torch.cat([p.grad.reshape(-1) for p in bucket])
@@ -385,7 +386,7 @@ many, *_, one = timed.values()
 faster.shows(many[2] / one[2], "× {:.1f}", "The bytes are the same: you saved the fixed cost of 299 messages.")
 
 # %% [markdown]
-# A single bucket can't leave before *all* gradients are there.
+# A single bucket can't be sent until *all* gradients are ready.
 #
 # ## Send while backward computes
 #
@@ -415,8 +416,8 @@ class Bucket:
 # %% [markdown]
 # ### Balise 5 · Overlap · about 18 min
 #
-# As soon as a bucket is complete, start its all-reduce **asynchronously** (`async_op=True`): the call returns at once,
-# and you wait later. A *hook* makes autograd call you when a gradient is ready.
+# As soon as a bucket is complete, start its all-reduce **asynchronously** (`async_op=True`): the call returns
+# immediately, and you wait later. A *hook* makes autograd call you when a gradient is ready.
 #
 # The buckets of `Overlap` are given, and `home` maps a parameter to its bucket. Every parameter gets a gradient in each
 # step. Write
@@ -436,7 +437,7 @@ class Bucket:
 
 # %% tags=["balise-5"]
 class Overlap:
-    """Averages the gradients of `parameters` in buckets of `capacity` bytes, while backward goes on."""
+    """Averages the gradients of `parameters` in buckets of `capacity` bytes, while backward runs."""
 
     def __init__(self, parameters, capacity):
         self.buckets = [Bucket(group) for group in make_buckets(parameters, capacity)]
@@ -481,9 +482,9 @@ report.table(STEPS, [row_one_by_one, row_overlapped])
 timeline(record_one_by_one, record_overlapped)
 
 # %% [markdown]
-# Most messages now start during backward. On a CPU they need the same cores, so you may save little time. A GPU
-# computes and sends at once: the next cell runs your code on two **modelled** H100 with a 100 Gb/s link, one step of a
-# ResNet-50 with 64 images a rank.
+# Most messages now start during backward. On a CPU they compete with backward for the cores, so you may save
+# little time. A GPU computes and sends at the same time: the next cell runs one step of a ResNet-50 with your code, on
+# two **modelled** H100s with a 100 Gb/s link and 64 images each.
 
 
 # %%
@@ -514,8 +515,8 @@ report.streams(runs) if runs else None
 #
 # **`backward_in_parts(loss_of, parts, reducer)`**: `parts` are this rank's micro-batches, tensors `(b_k, …)` of
 # different lengths. `loss_of(part)` is the *mean* loss of one. Afterwards `p.grad` is the gradient of the mean loss
-# over the **whole** batch; every rank has equally many rows. Each graph is freed before the next is built, and only the
-# last backward sends. About 2 and 2 lines.
+# over the **whole** batch; every rank has the same number of rows. Each graph is freed before the next is built, and
+# only the last backward sends. About 2 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -535,8 +536,8 @@ class Accumulating(Overlap):
         """Inside, gradients only add up on this rank."""
         self.sending = False
         try:
-            yield  # what stands inside the `with` runs here
-        finally:  # in any case, an exception too
+            yield  # the body of the `with` runs here
+        finally:  # even after an exception
             self.sending = True
 
     def ready(self, p):
@@ -562,7 +563,7 @@ def backward_in_parts(loss_of, parts, reducer):
 # %%
 tp.check(6, Accumulating, backward_in_parts)
 # %% [markdown]
-# ### Balise 7 · Parameters that took no part · further · about 15 min
+# ### Balise 7 · Parameters that were not used · further · about 15 min
 #
 # The hook of an unused parameter never fires, so its bucket is never complete. If rank 0 used head A and rank 1 head B,
 # their buckets complete in different orders. Collectives are matched **by order alone**: A's gradients would be added
@@ -570,11 +571,11 @@ tp.check(6, Accumulating, backward_in_parts)
 #
 # `Reducer` is `Overlap` with `no_sync`, for any list of parameters. Write
 #
-# - `__init__`: keep in `parameters` those to average, in order: no frozen ones, and tied ones (listed twice) once;
-# - `start_complete`: start the complete buckets, **strictly in order**, without waiting. `self.running` says how many
-#   started;
+# - `__init__`: keep in `parameters` only those to average, in order: no frozen ones, and tied ones (listed twice) once;
+# - `start_complete`: start the complete buckets, **strictly in order**, without waiting. `len(self.running)` have
+#   already started;
 # - the beginning of `finish`: place what is missing. A parameter that this rank didn't use counts as **zero**. One that
-#   was used inside `no_sync()` has a gradient, though no hook fired.
+#   was used inside `no_sync()` has a gradient, though `ready` skipped it.
 #
 # About 1, 2 and 5 lines.
 #
@@ -622,7 +623,7 @@ class Reducer:
         # END SOLUTION
 
     def finish(self):
-        """Send what backward left, zeros for what was not used; wait."""
+        """Send what backward left, with zeros for unused parameters, and wait."""
         # BEGIN SOLUTION
         for bucket in self.buckets:
             for p in list(bucket.missing):
@@ -643,8 +644,8 @@ tp.check(7, Reducer)
 # %% [markdown]
 # ## The all-reduce itself
 #
-# In a **ring**, each rank sends to the next one only, and the tensor is cut into $N$ chunks. In the *reduce-scatter*,
-# $N-1$ steps, every rank passes a chunk on, and the receiver adds its own part. Then the *all-gather* passes the
+# In a **ring**, each rank sends to the next one only, and the tensor is cut into $N$ chunks. In the $N-1$ steps of the
+# *reduce-scatter*, every rank passes a chunk on, and the receiver adds its own part. Then the *all-gather* passes the
 # finished chunks around. Each rank sends $2\,\frac{N-1}{N}\,n < 2n$ bytes, however many ranks there are. Each number
 # below counts the ranks summed in a chunk.
 
@@ -677,8 +678,8 @@ plt.show()
 # The exchange is given: `leaving` goes to the next rank, and the previous rank's chunk ends up in `arriving`. For each
 # step, write
 #
-# 1. which chunk is `leaving`, and which one, `target`, the arriving chunk belongs to;
-# 2. what to do with `arriving` in the reduce-scatter, and what in the all-gather, without more memory.
+# 1. the chunk that is `leaving`, and the chunk `target` to which the arriving one belongs;
+# 2. what to do with `arriving` in the reduce-scatter and in the all-gather, without more memory.
 #
 # All ranks end with the same **bits**. About 1 and 4 lines.
 #
@@ -719,7 +720,7 @@ tp.check(8, ring_all_reduce)
 # %% [markdown]
 # ## Your own DataParallel
 #
-# Your pieces together, beside PyTorch's.
+# Put your pieces together, and compare them with PyTorch's.
 
 
 # %%
@@ -752,11 +753,11 @@ row_torchs, record_torchs = watched("DistributedDataParallel", torchs)
 timeline(record_yours, record_torchs)
 
 # %% [markdown]
-# PyTorch waits inside `backward()`, you wait in `finish()`. Now race whole steps, in turn. Your hooks run Python for
-# each parameter, PyTorch's run C++.
+# PyTorch waits inside `backward()`; you wait in `finish()`. Now race whole steps. For each parameter, your hooks run
+# Python, and PyTorch's run C++.
 
 # %%
-slower = tp.predict("How many times as long as with PyTorch's DDP does a step with yours take, on 2 ranks?", ...)
+slower = tp.predict("On 2 ranks, how many times as long does a step take with yours as with DDP?", ...)
 
 
 # %% jupyter={"source_hidden": true}
@@ -780,7 +781,7 @@ slower.shows(medians["yours"] / medians["DDP"], "× {:.2f}", why)
 # %% [markdown]
 # ## What you gained
 #
-# Messages, from the baseline to your code.
+# Compare your messages with those of the baseline.
 
 # %%
 report.table(SMALL, [("one by one", *baseline), ("in one of your buckets", *one)])
@@ -791,7 +792,7 @@ report.table(STEPS, [row_silent, row_one_by_one, row_yours, row_torchs])
 # ## Beyond this machine · further
 #
 # A **model** of the scaling efficiency of a ResNet-50 on A100s: the time of a step without communication over its time
-# with it. A message has a latency besides its bytes. A ring has $2(N-1)$ steps, a tree $2\log_2 N$; *best* is the
+# with it. Each message also has a latency. A ring has $2(N-1)$ steps, a tree $2\log_2 N$; *best* is the
 # quicker one.
 
 # %% jupyter={"source_hidden": true}
@@ -822,7 +823,7 @@ report.table({"model": "{}"} | {f"{n} ranks": "{:.0%}" for n in (8, 64, 1024)},
 
 # %% [markdown]
 # With few ranks the bandwidth decides, and large buckets with overlap scale well. With many ranks the latency decides,
-# so libraries change to trees.
+# so libraries switch to trees.
 
 # %%
 tp.progress()
@@ -833,8 +834,8 @@ tp.progress()
 # <details><summary>With float16 gradients, do you divide before the sum or after it?</summary>
 #
 # Before. Two gradients of 40,000 have the mean 40,000, but their sum exceeds 65,504, the largest float16. Your
-# <code>place</code> divides first, as PyTorch does. With very many ranks, small gradients may then underflow. bfloat16 has
-# neither problem.
+# <code>place</code> divides first, as PyTorch does. With very many ranks, small gradients may then underflow. bfloat16
+# has neither problem.
 # </details>
 #
 # <details><summary>You need <code>finish()</code>. How does PyTorch know that backward has ended?</summary>
@@ -844,7 +845,7 @@ tp.progress()
 # <code>find_unused_parameters</code> it also walks the graph after forward, to learn early which hooks won't fire.
 # </details>
 #
-# <details><summary>A parameter was used by no rank. Does it matter whether its gradient is zero or None?</summary>
+# <details><summary>Suppose no rank used a parameter. Does it matter whether its gradient is zero or None?</summary>
 #
 # Yes, to the optimizer. With None it skips the parameter. With zero, momentum keeps moving it and weight decay keeps
 # shrinking it. With <code>find_unused_parameters=True</code>, PyTorch's DDP finds out in one extra message which
