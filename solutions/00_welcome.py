@@ -221,7 +221,7 @@ report.inspection(record)
 # node has cores, they wait for each other.
 # </details>
 #
-# <details><summary>One rank returns before it calls <code>all_reduce</code>; all the others call it. What then?</summary>
+# <details><summary>One rank returns before <code>all_reduce</code>; all the others call it. What happens?</summary>
 #
 # The others wait. A collective is complete only when every rank has called it. Here the course notices, stops them, and
 # says which one was missing. On a real machine they would wait for many minutes.

@@ -1,12 +1,12 @@
 # %% [markdown]
-# # Inference: a token at a time · about 110 min, core 55
+# # Inference: one token at a time · about 110 min, core 55
 #
-# A language model writes one token after the other, and each needs a pass through the whole model. You write the parts
+# A language model writes one token after another, and each needs a pass through the whole model. You write the parts
 # that make this cheap, for a small Llama: the **KV cache**, **paged attention**, **continuous batching**, and then
-# **speculative decoding**, **beam search** and decoding on several ranks. Servers such as vLLM are built from them.
+# **speculative decoding**, **beam search** and decoding on several ranks. Servers like vLLM are built from these parts.
 #
 # **What you will gain.** To write 256 tokens after a prompt of 16, the baseline sends 36,736 tokens through the model.
-# With your cache it's 271. You count them, and measure the seconds a token.
+# With your cache it's 271. You count them, and measure the time per token.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import copy
@@ -67,13 +67,13 @@ def draw_idea(prompt=5, count=8):
                 ax.add_patch(
                     plt.Rectangle((place + 0.06, -step - 0.94), 0.88, 0.88, fc=colours[kind], ec="#777777", lw=0.7)
                 )
-        word = "keys and values kept" if memory else "without a memory"
+        word = "with a cache" if memory else "without a cache"
         ax.set_title(f"{word}: {tokens} tokens go through the model", loc="left", fontsize=10)
-        ax.set(xlim=(0, prompt + count), ylim=(-count, 0), xlabel="place in the text", xticks=[], yticks=[])
+        ax.set(xlim=(0, prompt + count), ylim=(-count, 0), xlabel="position in the text", xticks=[], yticks=[])
         ax.grid(False)
         ax.spines[:].set_visible(False)
     axes[0].set_ylabel("pass of the model →", rotation=90)
-    words = {"read": "goes through the model", "kept": "its keys and values are looked up", "written": "is written"}
+    words = {"read": "goes through the model", "kept": "keys and values from the cache", "written": "is written"}
     boxes = [plt.Rectangle((0, 0), 1, 1, fc=colour, ec="#777777") for colour in colours.values()]
     figure.legend(boxes, words.values(), fontsize=9, ncols=3, loc="outside lower center")
     plt.show()
@@ -89,7 +89,7 @@ draw_idea()
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 def trained(config, steps=100, rate=1e-3 if FULL else 6e-3):
-    """A Llama that has read PAGE some times over and knows parts of it by heart; for evaluation."""
+    """A Llama that has read PAGE several times and knows parts of it by heart; for evaluation."""
     torch.manual_seed(0)
     model = Llama(config).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
@@ -106,7 +106,7 @@ def trained(config, steps=100, rate=1e-3 if FULL else 6e-3):
 # %% tags=["setup"]
 @torch.inference_mode()
 def write_without_cache(model, prompt, count):
-    """prompt (b, s) and `count` tokens more, each the most likely: (b, s + count). Reads all tokens again for each."""
+    """prompt (b, s) and `count` more tokens, each the most likely: (b, s + count). Rereads all tokens for each."""
     for _ in range(count):
         logits = model(prompt)  # (b, s, v)
         prompt = torch.cat([prompt, logits[:, -1:].argmax(-1)], 1)
@@ -154,22 +154,22 @@ report.table(HEADS, plain)
 # ## A KV cache
 #
 # In a decoder, a token attends only to earlier tokens and itself. So the keys and values of a token never change once
-# it has been read. Keep them, and only the new token has to go through the model.
+# it has been read. If you keep them, only the new token has to go through the model.
 #
-# `model(tokens, first, attend)` reads `tokens`, `(b, s)`. `first` is the position of the first of them in the text. It
-# returns logits `(b, s, v)` for these tokens. In each layer, the model calls `attend(layer, q, k, v)` in place of
+# `model(tokens, first, attend)` reads `tokens`, `(b, s)`. `first` is the position of the first of them in the text. The
+# model returns logits `(b, s, v)` for these tokens. In each layer, it calls `attend(layer, q, k, v)` instead of its own
 # attention.
 #
 # ### Balise 1 · A cache of keys and values · about 14 min
 #
 # **`Cache().attend(layer, q, k, v)`** gets `s` new tokens of one layer: `q`, `(b, h, s, size)`, has h heads; `k` and
 # `v`, `(b, g, s, size)`, have g heads, perhaps fewer (`enable_gqa` shares them). Append `k` and `v` to what the cache
-# has of this layer, and keep the result. Then write `visible`, booleans `(new, all)`: each new token sees all earlier
-# ones and itself. A call may bring a whole prompt, one token, or several after others.
+# has for this layer, and keep the result. Then write `visible`, booleans `(new, all)`: each new token sees all earlier
+# ones and itself. A call may bring a whole prompt, one token, or several tokens after others.
 #
 # **`write(model, prompt, count, attend)`** returns `prompt`, `(b, s)`, and `count` more tokens. `attend` has a cache,
-# so each token goes through the model once: the prompt in one call, then each new token in one. Write what the model
-# reads, and the next `first`.
+# so each token goes through the model once: the prompt in one call, then each new token in its own. Write the call of
+# the model, and the next `first`.
 #
 # 4 and 2 lines.
 #
@@ -204,7 +204,7 @@ class Cache:
 
 @torch.inference_mode()
 def write(model, prompt, count, attend):
-    """prompt (b, s) and `count` tokens more, each the most likely: (b, s + count). Each token is read once."""
+    """prompt (b, s) and `count` more tokens, each the most likely: (b, s + count). Each token is read once."""
     text, first = prompt, 0
     for _ in range(count):
         # BEGIN SOLUTION
@@ -218,10 +218,10 @@ def write(model, prompt, count, attend):
 # %%
 tp.check(1, Cache, write)
 # %% [markdown]
-# Write 256 tokens after the prompt of 16 again. 136 times fewer tokens go through the model. Guess what that saves.
+# Write 256 tokens after the prompt of 16 again. Now 136 times fewer tokens go through the model. Guess the speedup.
 
 # %%
-faster = tp.predict("How many times as fast is the text of 256 tokens with the cache?", ...)
+faster = tp.predict("How many times as fast are 256 tokens written with the cache?", ...)
 
 
 # %%
@@ -238,7 +238,7 @@ print(f"{same} of {PROMPT.shape[1] + 256} tokens are the same as without the cac
 # Every pass reads the same weights from memory and makes the same PyTorch calls, and a processor computes many tokens
 # at once far more efficiently than one. Balise 2 does the arithmetic.
 #
-# The two ways add numbers in different orders. Where two tokens are almost equally likely, the texts may part.
+# The two ways add numbers in different orders. Where two tokens are almost equally likely, the texts may differ.
 # </details>
 
 # %% [markdown]
@@ -252,16 +252,16 @@ print(f"{same} of {PROMPT.shape[1] + 256} tokens are the same as without the cac
 # ### Balise 2 · What a token costs · further · about 13 min
 #
 # **`pass_cost(config, batch, seen, new, size)`** returns `(FLOP, bytes)` of one pass over `batch` rows. Each row has
-# `seen` tokens in its cache and brings `new` ones. Given are `weights`, those of all matrices, the width `d`, and
-# `shared`, the numbers in a token's keys in one layer, as many as in its values.
+# `seen` tokens in its cache and brings `new` ones. You are given `weights`, the number of weights in all
+# matrices, the width `d`, and `shared`, how many numbers a token's keys have in one layer. Its values have as many.
 #
 # - 2 FLOP for each new token and weight.
 # - Attention, in each layer: $4 d$ FLOP for each *pair* of a new token and a token that it sees, itself included.
 #   Masked pairs don't count.
-# - Bytes, `size` a number: each weight once; keys and values of all tokens, old and new, in each layer and row.
+# - Bytes, `size` per number: each weight once, and keys and values of all tokens, old and new, in each layer and row.
 #
-# **`tokens_a_second(config, batch, seen, size, peak, bandwidth)`**: new tokens a second of all rows, one a pass, by the
-# roofline.
+# **`tokens_a_second(config, batch, seen, size, peak, bandwidth)`**: new tokens per second for all rows together, by the
+# roofline. A pass gives each row one.
 #
 # 3 and 2 lines.
 #
@@ -285,7 +285,7 @@ def pass_cost(config, batch, seen, new, size):
 
 
 def tokens_a_second(config, batch, seen, size, peak, bandwidth):
-    """New tokens a second of all rows together, one a pass; peak in FLOP a second, bandwidth in bytes a second."""
+    """New tokens a second of all rows, one per row and pass; peak in FLOP a second, bandwidth in bytes a second."""
     # BEGIN SOLUTION
     flop, moved = pass_cost(config, batch, seen, 1, size)
     return batch / max(flop / peak, moved / bandwidth)
@@ -299,7 +299,7 @@ tp.check(2, pass_cost, tokens_a_second)
 # machine are measured. 64 rows need 64 times the arithmetic of one. Guess the time.
 
 # %%
-together = tp.predict("How many times as long as a pass with one row takes one with 64?", ...)
+together = tp.predict("How many times as long does a pass with 64 rows take as with one?", ...)
 
 # %% jupyter={"source_hidden": true}
 WIDE = LlamaConfig(
@@ -350,8 +350,8 @@ together.shows(64 * speeds[0][-1] / speeds[-1][-1], "× {:.1f}", "The weights ar
 # The roofline leaves out PyTorch's calls and the copies in `torch.cat`. It explains the direction: rows share the
 # weights, until arithmetic takes longer than reading them.
 #
-# An *estimate* for Llama 2 7B in 16 bits on an H100, with 1,024 tokens in each row's cache. The largest batch is what
-# fits in memory.
+# The next cell makes an *estimate* for Llama 2 7B in 16 bits on an H100, with 1,024 tokens in each row's cache. The
+# largest batch is what fits in memory.
 
 
 # %% jupyter={"source_hidden": true}
@@ -387,24 +387,24 @@ estimate()
 #
 # ### Balise 3 · Paged attention · about 17 min
 #
-# `free` lists the blocks that no table holds, `holders` counts the tables of each block. A table never has spare
+# `free` lists the blocks that no table holds, and `holders` counts the tables of each block. A table never has spare
 # blocks.
 #
 # - **`extend(table, length, n)`** makes room for `n` tokens after `length` others. `shared`: is the last block in
 #   another table too, *and* about to be written into? `missing`: how many more blocks does the table need? If `shared`,
 #   put a copy in its place, in all layers.
 # - **`fork(table)`** counts the new holders, and takes no block.
-# - **`paged_attention(q, keys, values, tables, lengths)`**: `q`, `(b, heads, d)`, is one query a sequence. Row i of
-#   `tables` has the blocks of sequence i, padded with zeros. `k` and `v`, `(b, groups, places, d)`, are gathered
-#   already. Write `seen`, `(b, places)`: places beyond a sequence's length don't count. Then `y`, `(b, heads, 1, d)`.
+# - **`paged_attention(q, keys, values, tables, lengths)`**: `q`, `(b, heads, d)`, has one query per sequence. Row i of
+#   `tables` has the blocks of sequence i, padded with zeros. `k` and `v`, `(b, groups, places, d)`, are already
+#   gathered. Write `seen`, `(b, places)`: places beyond a sequence's length don't count. Then `y`, `(b, heads, 1, d)`.
 #   No loop.
 #
 # 5, 2 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# The last block is written into if `length` is no multiple of `size` and `n` is not 0. `-(-a // b)` rounds up.
-# `table.pop()` gives up the old block, which then has one holder less; `new = taken[0]` takes its place.
+# The last block is written into if `length` is not a multiple of `size` and `n` is not 0. `-(-a // b)` rounds up.
+# `table.pop()` gives up the old block, which then has one holder fewer; `new = taken[0]` takes its place.
 # `scaled_dot_product_attention` takes a mask of booleans, `True` where a query may look, with axes for heads and
 # queries, and `enable_gqa=True`.
 # </details>
@@ -428,7 +428,7 @@ class Pool:
         self.keys[where], self.values[where] = k, v
 
     def extend(self, table, length, n):
-        """Room for n tokens behind `length`, in blocks of this table alone. MemoryError, and no change, if there is none."""
+        """Room for n tokens after `length`, in blocks of this table alone. MemoryError, and no change, if there is none."""
         # BEGIN SOLUTION
         shared = n > 0 and length % self.size > 0 and self.holders[table[-1]] > 1
         missing = -(-(length + n) // self.size) - len(table)
@@ -464,7 +464,7 @@ class Pool:
 
 
 def paged_attention(q, keys, values, tables, lengths):
-    """Attention of one query a sequence, (b, heads, d), over keys and values in blocks. All on q's device."""
+    """Attention of one query per sequence, (b, heads, d), over keys and values in blocks. All on q's device."""
     k, v = (each.index_select(0, tables.flatten()) for each in (keys, values))  # (b · most, size, groups, d)
     k, v = (each.reshape(len(q), -1, *each.shape[2:]).transpose(1, 2) for each in (k, v))  # (b, groups, places, d)
     # BEGIN SOLUTION
@@ -507,7 +507,7 @@ def read_prompt(pool, prompt):
 
 
 def write_in_blocks(pool, prompt, count):
-    """The prompt and `count` tokens more, with keys and values in blocks."""
+    """The prompt and `count` more tokens, with keys and values in blocks."""
     table, logits = read_prompt(pool, prompt)
     text = [*prompt.tolist(), int(logits.argmax())]
     while len(text) < len(prompt) + count:
@@ -535,8 +535,8 @@ def held(lengths, size):
 
 
 # %% [markdown]
-# Does the model write the same text from blocks? And how much memory holds tokens, with 64 sequences of random lengths
-# under way, at most 512?
+# Does the model write the same text from blocks? And how much of the reserved memory holds tokens, with 64 unfinished
+# sequences of up to 512 tokens?
 
 # %%
 pool = Pool(64, 16, CONFIG.layers, CONFIG.groups, CONFIG.head_size, DEVICE)
@@ -551,12 +551,12 @@ report.table({"reserved": "{}", "room for tokens": "{:,}", "holds tokens": "{:.0
 # %% [markdown]
 # ## Continuous batching
 #
-# A decoding step reads all weights, for one sequence or for sixty. In a **static batch** all begin together, and those
-# that have ended wait for the longest. **Continuous batching** (Yu and others, 2022) decides before *each step* which
+# A decoding step reads all weights, for one sequence or for sixty. In a **static batch** all begin together, and
+# finished ones wait for the longest. **Continuous batching** (Yu and others, 2022) decides before *each step* which
 # requests take part.
 #
-# Since nobody reserves memory, it can run out. Then a request is **preempted**: it gives up its blocks, keeps its
-# tokens, and computes keys and values again later.
+# Since no request reserves memory, it can run out. Then a request is **preempted**: it gives up its blocks, keeps its
+# tokens, and computes its keys and values again later.
 #
 # ### Balise 4 · Continuous batching · about 14 min
 #
@@ -567,7 +567,7 @@ report.table({"reserved": "{}", "room for tokens": "{:,}", "holds tokens": "{:.0
 #   arrival. Run as many requests as fit in `blocks`, at most `most`. First come, first served: nobody overtakes an
 #   earlier request, even if only a smaller one would fit.
 # - **`serve(requests, plan, seconds)`** simulates a clock. Advance it: `seconds(tokens)` is the time of a step that
-#   computes so many tokens. A request that took part in the step `before` computes 1. One that joins, or comes back,
+#   computes `tokens` tokens. A request in `before`, the previous step, computes 1. One that joins, or comes back,
 #   computes all its tokens. Then remove finished requests from `running`.
 #
 # 4 and 2 lines.
@@ -582,7 +582,7 @@ report.table({"reserved": "{}", "room for tokens": "{:,}", "holds tokens": "{:.0
 # %% tags=["setup"]
 @dataclasses.dataclass(eq=False)
 class Request:
-    """What somebody asks for."""
+    """A user's request."""
 
     number: int
     arrival: float  # seconds
@@ -593,7 +593,7 @@ class Request:
 
 # %% tags=["balise-4"]
 def schedule(waiting, running, blocks, size, most):
-    """(who waits, who runs) in the next step."""
+    """(the waiting requests, the running ones) of the next step."""
     queue, running, free = running + waiting, [], blocks
     for request in queue:
         needed = -(-(request.prompt + request.done) // size)
@@ -609,7 +609,7 @@ def schedule(waiting, running, blocks, size, most):
 
 
 def serve(requests, plan, seconds):
-    """{number: [times of its tokens]}; done of the requests is counted up."""
+    """{number: [times of its tokens]}; counts up `done` of each request."""
     coming, waiting, running, now = sorted(requests, key=lambda one: one.arrival), [], [], 0.0
     times = {one.number: [] for one in requests}
     while coming or waiting or running:
@@ -635,11 +635,11 @@ def serve(requests, plan, seconds):
 tp.check(4, schedule, serve)
 # %% [markdown]
 # A simulation: 300 requests arrive at random, 40 a second, a few of them long. A step takes 10 ms for the weights and
-# 0.05 ms a token, and there are 600 blocks of 16 tokens. The baseline is static batches that reserve the longest
-# answer.
+# 0.05 ms a token, and there are 600 blocks of 16 tokens. The baseline uses static batches, and reserves room for the
+# longest answer.
 
 # %%
-more = tp.predict("How many times the tokens a second of static batches does your server generate?", ...)
+more = tp.predict("How many times as many tokens per second does your server generate as static batches?", ...)
 
 
 # %% jupyter={"source_hidden": true}
@@ -690,12 +690,12 @@ found = {name: served(plan) for name, plan in servers.items()}
 report.table({"simulated": "{}", "tokens/s": "{:,.0f}", "requests in a step": "{:.1f}", "first token after": "{:.2f} s",
               "preempted": "{}"}, [(name, *row) for name, row in found.items()])  # fmt: skip
 times_more = found["joining, in blocks"][0] / found["static batches"][0]
-more.shows(times_more, "× {:.1f}", "Nobody waits for the longest, and no memory is reserved in vain.")
+more.shows(times_more, "× {:.1f}", "No request waits for the longest, and no memory is reserved in vain.")
 
 # %% [markdown]
 # ## What you gained
 #
-# The baseline beside your code.
+# Compare the baseline with your code.
 
 # %%
 n, read_before, before = plain[-1]
@@ -716,9 +716,9 @@ report.table({"": "{}", "before": "{}", "yours": "{}", "times": "{:.1f}"}, [
 # pass and gives its distribution at each place (Leviathan and others, 2023).
 #
 # A token $x$ drawn from the draft's $q$ should be distributed like the target's $p$. Keep it with probability
-# $\min(1, p(x) / q(x))$. Kept tokens then come out as $\min(p, q)$. What is missing is $\max(0,\ p(x) - q(x))$, so
-# after a rejection draw the next token from that, divided by its sum. Together they have **exactly** the distribution
-# $p$, however bad the draft is.
+# $\min(1, p(x) / q(x))$. A token is then drawn and kept with probability $\min(p, q)$. $\max(0,\ p(x) - q(x))$ is
+# missing, so after a rejection draw the next token from that, divided by its sum. Together they have **exactly** the
+# distribution $p$, however bad the draft is.
 
 
 # %% jupyter={"source_hidden": true}
@@ -740,14 +740,14 @@ def draw_acceptance():
 
 draw_acceptance()
 # %% [markdown]
-# The target read each guess after the ones before, so after a rejection the rest means nothing. If all $k$ are kept,
-# the same pass gives one more token.
+# The target read each guess after the ones before, so after a rejection the rest is useless. If all $k$ are kept,
+# the same pass yields one more token.
 #
 # ### Balise 5 · Speculative decoding · further · about 12 min
 #
 # **`verify(target, draft, drafted, uniforms)`** gets the `drafted` tokens, `(k,)`. `target`, `(k + 1, v)`, has the
-# target's probabilities at the $k$ places and after the last, `draft`, `(k, v)`, the draft's. `uniforms`, `(k,)`, are
-# random numbers in $[0, 1)$. Token $i$ may stay if $u_i < p_i(x_i) / q_i(x_i)$.
+# target's probabilities at the $k$ places and after the last; `draft`, `(k, v)`, has the draft's. `uniforms`, `(k,)`,
+# are random numbers in $[0, 1)$. Token $i$ may stay if $u_i < p_i(x_i) / q_i(x_i)$.
 #
 # Return `(kept, after)`: the number of tokens before the first rejection, and the distribution `(v,)` of the next
 # token. After a rejection it is $\max(0, p - q)$ at the rejected place, divided by its sum. Without one, it is the
@@ -758,7 +758,7 @@ draw_acceptance()
 # <details><summary>Hint</summary>
 #
 # `target[places, drafted]` takes one probability from each row. With 1 for "may stay" and 0 otherwise, `cumprod` is 1
-# up to the first rejection; its sum counts.
+# before the first rejection and 0 from there on. Its sum is `kept`.
 # </details>
 
 
@@ -781,7 +781,7 @@ def verify(target, draft, drafted, uniforms):
 # %%
 tp.check(5, verify)
 # %% [markdown]
-# The draft here is a table: how often each token follows each other one on the page. If each guess stays with
+# The draft here is a table: how often each token follows another on the page. If each guess stays with
 # probability $\alpha$, the mean of $\sum_x \min(p(x), q(x))$, a pass of the target gives
 # $1 + \alpha + \dots + \alpha^k$ tokens.
 
@@ -795,7 +795,7 @@ def followers(tokens, v):
 
 
 def probabilities(logits, temperature):
-    """What is drawn from, (…, v): at temperature 0 the most likely token alone."""
+    """What is drawn from, (…, v): at temperature 0 only the most likely token."""
     if temperature == 0:
         return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
     return (logits / temperature).softmax(-1)
@@ -820,7 +820,7 @@ class Places:
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen, enable_gqa=True)
 
     def read(self, tokens, first):
-        """Logits (s, v) of tokens that stand from position `first` on."""
+        """Logits (s, v) of tokens whose first position is `first`."""
         self.first = first
         return self.model(torch.tensor([tokens], device=DEVICE), first, self.attend)[0]
 
@@ -878,8 +878,8 @@ print(f"\nAt temperature 0 the text is that of plain decoding: {greedy[0] == gre
 # ## Beam search on shared blocks · further
 #
 # In **beam search**, continuations, the *beams*, compete. In each step, every possible next token of every beam gets a
-# score, and the best survive. A beam may have several children, which share its past, or none. Without shared blocks, a
-# step would copy whole caches.
+# score, and the `width` best survive. A beam may have several children, which share its past, or none. Without shared
+# blocks, a step would copy whole caches.
 #
 # ### Balise 6 · Beam search on blocks · further · about 12 min
 #
@@ -889,7 +889,7 @@ print(f"\nAt temperature 0 the text is that of plain decoding: {greedy[0] == gre
 #
 # `following`, `(width, vocabulary)`, are the log probabilities of each beam's next token. Write the rest of a step:
 # choose the `width` best of all `width` times vocabulary, say which beam each continues (`parents`, `(width,)`) and
-# with which token (`tokens`, `(width,)`), and give each child a table. Only the tables of survivors stay held.
+# with which token (`tokens`, `(width,)`), and give each child a table. Release the old tables.
 #
 # 5 lines.
 #
@@ -961,11 +961,11 @@ report.table({"eight beams": "{}", "blocks at the end": "{}", "share": "{:.0%}"}
 print(f"\nthe same tokens: {torch.equal(texts, same)}")
 
 # %% [markdown]
-# ## A model on several cards · further
+# ## A model on several GPUs · further
 #
-# A model that doesn't fit on one card is cut as in work 17: each card reads its part of the weights. Attention divides
-# by heads. The projections of queries, keys and values are cut by *columns*, the output projection by *rows*, and its
-# results are summed. The cache needs no message: each rank keeps the keys and values of its heads.
+# A model that doesn't fit on one GPU is cut as in work 17: each GPU reads its part of the weights. Attention is cut by
+# heads. The projections of queries, keys and values are cut by *columns*, the output projection by *rows*, and its
+# results are summed. The cache needs no messages: each rank keeps the keys and values of its heads.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -1003,8 +1003,8 @@ def cut_feed_forward(layer, ranks):
 #
 # ### Balise 7 · Heads on several ranks · further · about 13 min
 #
-# **`cut_attention(attention, ranks)`** gets this rank's copy of a `LlamaAttention` and returns it with this rank's
-# heads: the first rank has the first. `ranks` has `rank` and `size`. The heads are one after the other, `size` numbers
+# **`cut_attention(attention, ranks)`** gets this rank's copy of a `LlamaAttention` and returns it with only this
+# rank's heads, in order of rank. `ranks` has `rank` and `size`. The heads follow one another, `size` numbers
 # each. Write `mine`, the slice of numbers of this rank's heads, and `held`, that of the key heads they read: a share of
 # them, or one that several ranks keep. Then write `attention.output`: a `Summed` of the `linear_part` by rows.
 #
@@ -1103,8 +1103,8 @@ def show_cards(parameters=70e9, layers=80, per_message=10e-6):
 show_cards()
 
 # %% [markdown]
-# With each doubling, reading takes half as long and the messages as long as before. So servers cut a model over one
-# node, and run several copies.
+# With each doubling, reading takes half as long, but the messages take as long as before. So servers split a model
+# within one node, and run several copies.
 
 # %% [markdown]
 # ## Race: `generate` of transformers · further
@@ -1151,7 +1151,7 @@ def show_generate(count=100):
 show_generate()
 
 # %% [markdown]
-# For each token, `generate` also builds masks and positions for every case, and asks stopping rules and logits
+# For each token, `generate` also builds general masks and positions, and applies stopping rules and logits
 # processors.
 
 # %% [markdown]
@@ -1174,27 +1174,27 @@ show_generate()
 #
 # <details><summary>A card has twice the FLOP/s and the same bandwidth. What changes for one user?</summary>
 #
-# Decoding one row is bound by bandwidth: the answer comes no faster. Prefill is bound by arithmetic: the first token
-# after a long prompt comes up to twice as early.
+# Decoding one row is bound by bandwidth, so the answer comes no faster. Prefill is bound by arithmetic, so the first
+# token after a long prompt comes up to twice as fast.
 # </details>
 #
-# <details><summary>With <code>is_causal=True</code>, tests on whole prompts pass. Which smallest test fails?</summary>
+# <details><summary>With <code>is_causal=True</code>, tests on whole prompts pass. What small test fails?</summary>
 #
 # Two calls: a prompt, then one token, compared with the whole text in one call. With one query,
-# <code>is_causal=True</code> sees the first key alone.
+# <code>is_causal=True</code> sees only the first key.
 # </details>
 #
-# <details><summary>What do weights in 8 bits (work 22) gain for one user, and for 200?</summary>
+# <details><summary>How much do 8-bit weights (work 22) gain for one user, and for 200?</summary>
 #
-# One user: up to four times as fast as float32, twice as fast as 16 bits, because the weights are what is read. With
-# 200, much less: keys, values and arithmetic count there, and 8-bit weights help neither.
+# One user: up to four times as fast as float32, twice as fast as 16 bits, because reading the weights takes the time.
+# With 200, much less: keys, values and arithmetic count there, and 8-bit weights help neither.
 # </details>
 #
 # ## To remember
 #
-# Keep keys and values, and each token is read once. A pass is then bound by memory: it reads all weights for one token
-# a row. Batches share the weights, so throughput depends on how many rows fit. Keep their cache in blocks, and decide
-# before every step which requests take part. None of this changes what the model writes. Prove that first, then
+# If you keep keys and values, each token is read once. A pass is then bound by memory: it reads all weights for one
+# token per row. Rows share the weights, so throughput depends on how many rows fit. Keep their cache in blocks, and
+# decide before every step which requests take part. None of this changes what the model writes. Prove that first, then
 # measure.
 
 # %%
