@@ -107,7 +107,7 @@ bank.slip(8, "nothing-returned", (IDEAL, "(n_stages - 1) / (n_micro_batches + n_
 # --- the fewest ---
 
 LOOP = """n_micro_batches = 1
-    while ideal_bubble(n_stages, n_micro_batches) > share + 1e-9:  # equal but for rounding will do
+    while ideal_bubble(n_stages, n_micro_batches) > share + 1e-9:  # allows for rounding
         n_micro_batches += 1
     return n_micro_batches"""
 bank.slip(8, "not-a-count", (LOOP, "return max(1, (n_stages - 1) * (1 / share - 1))"))

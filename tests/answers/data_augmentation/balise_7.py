@@ -18,7 +18,7 @@ def full(*changes):
     return ("class MixOrCut(nn.Module):", given + "\n\n\nclass MixOrCut(nn.Module):"), *changes
 
 
-DRAW = "mix = mixup if torch.rand(()) < 0.5 else cutmix  # drawn on the CPU: nobody waits"
+DRAW = "mix = mixup if torch.rand(()) < 0.5 else cutmix  # drawn on the CPU: nothing waits"
 EVAL = "        if not self.training:\n            return images, labels if labels.dim() == 2 else F.one_hot(labels, self.classes).float()\n"
 STEP = "    images, soft = mix(images, labels)\n"
 
