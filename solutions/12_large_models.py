@@ -584,7 +584,7 @@ class Block(NamedTuple):
 # - **`peak_bytes`**: while a block is computed, its `work` is in memory together with what the blocks *before* it keep.
 #   Return the largest sum.
 # - **`choose_blocks`**: return the list whose peak is at most `budget` and whose extra operations are the fewest. There
-#   are $2^n$ lists, but for the blocks to come, only *how many bytes are kept* matters. Of two lists that keep the same
+#   are $2^n$ lists, but only *how many bytes are kept* matters for later blocks. Of two lists that keep the same
 #   number of bytes, forget the more expensive one:
 #
 # ```

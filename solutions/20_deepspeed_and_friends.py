@@ -127,7 +127,7 @@ axes.set(yticks=[-k - 0.5 for k in range(len(ROWS))], yticklabels=ROWS)
 axes.xaxis.tick_top()
 axes.tick_params(length=0)
 axes.spines[:].set_visible(False)
-axes.set_title("Who writes it: one step of data parallelism in four ways", loc="left", fontsize=11)
+axes.set_title("You write it, or a library: one step of data parallelism in four ways", loc="left", fontsize=11)
 plt.show()
 
 # %% [markdown]

@@ -13,7 +13,7 @@ HINTS = {
     "not-whole": "The number of steps must be a whole number, an int.",
     "rounded-down": "After {n} steps the compiled job is still behind. Round up.",
     "rounded-to-nearest": "After {n} steps the compiled job is still behind. round() goes to the nearest number; "
-                          "the first step at which the job is *no longer* behind is above it.",
+                          "the first step at which the compiled job has caught up is above it.",
     "one-too-many": "One step earlier, compiling has already paid: it has paid as soon as both jobs take equally long.",
     "step-forgotten": "A slow step also did the work of a step. Its extra cost is its seconds *minus* a compiled "
                       "step, not all of its seconds.",

@@ -73,7 +73,7 @@ def _judge(size, ranks):
     for rank, got in enumerate(ranks):
         for what, (found, wanted) in got["network"].items():
             if not close(found, wanted):
-                slug = "operand-overwritten" if what == "gradient behind a tanh" else "functions-wrong"
+                slug = "operand-overwritten" if what == "gradient after a tanh" else "functions-wrong"
                 raise Wrong(slug, what=f"the {what}", expected=wanted, got=found, where=f"rank {rank} of {size}")
 
 
@@ -166,7 +166,7 @@ def _network(CopyToRanks, SumOverRanks, rank, size):  # noqa: N803
     (x + SumOverRanks.apply(torch.tanh(CopyToRanks.apply(x) @ mine))).square().sum().backward()
     x2, whole = noise(3, 5, seed=49).requires_grad_(), [w.clone().requires_grad_() for w in weights]
     (x2 + sum(torch.tanh(x2 @ w) for w in whole)).square().sum().backward()
-    return {"gradient behind a tanh": (mine.grad, whole[rank].grad), "gradient of the input": (x.grad, x2.grad)}
+    return {"gradient after a tanh": (mine.grad, whole[rank].grad), "gradient of the input": (x.grad, x2.grad)}
 
 
 def _forward_of_copy(got, rank, size):
