@@ -120,7 +120,7 @@ def in_words(scale, zero, bits, symmetric):
 
 def of_zeros(seen, due):
     """Fields: the first that is not fine."""
-    return {"expected": "a positive scale; symmetric, the zero point 0", "got": next(one for one in seen if one != "fine")}
+    return {"expected": "a positive scale; if symmetric, the zero point is 0", "got": next(one for one in seen if one != "fine")}
 
 
 def only_the_narrow(seen):
@@ -150,24 +150,24 @@ ONES = torch.ones(len(WAYS), len(RANGES), dtype=torch.float32)
 ZEROS = torch.tensor([[zero for _, zero in true] for true in TRUE], dtype=torch.int32)
 RIGHT = [quantized(*USUAL), quantized(*SIGNED)]
 LOOKS = [
-    Look("least and greatest: a number, or one a channel", "extremes form", form(EXTREMES), of_axes),
+    Look("least and greatest: one number, or one per channel", "extremes form", form(EXTREMES), of_axes),
     Value("", "extremes", EXTREMES, "wrong-extremes"),
     Look("a scale and a zero point for each channel", "pairs", [2] * len(WAYS), "not-a-pair"),
     Look("", "affine form", [["float32 (8, 1)", "int32 (8, 1)"]] * len(WAYS), "affine-form",
          fields=lambda seen, due: {"shape": "(8, 1)"}),
-    Look("scales, as parts of the true ones", only_the_narrow, False, "least-scale", fields=silent),
+    Look("scales, relative to the true ones", only_the_narrow, False, "least-scale", fields=silent),
     Value("", "scales", ONES, "wrong-scale"),
     Value("zero points", "zeros", ZEROS, "wrong-zero"),
     Look("nothing but zeros", "constant", ["fine"] * 2 * len(WAYS), "no-range", fields=of_zeros),
     Look("", "beside", True, "all-or-none", fields=silent),
     Look("a byte each", "form", form(RIGHT), of_bytes),
     Look("written out", "borrowed", [], "borrowed", fields=silent),
-    Value("equal to fractions, rounded", "usual", RIGHT, "wrong-integers"),
-    Look("what is given stays", "changed", False, "input-changed"),
+    Value("equal to exact fractions, rounded", "usual", RIGHT, "wrong-integers"),
+    Look("the inputs are unchanged", "changed", False, "input-changed"),
     Value("halves", "ties", quantized(*TIES), "wrong-integers"),
-    Value("what is out of range", "outside", [quantized(*case) for case in OUTSIDE], "wrong-integers"),
+    Value("numbers out of range", "outside", [quantized(*case) for case in OUTSIDE], "wrong-integers"),
     Value("a scale for each channel", "channels", quantized(*CHANNELS), "wrong-integers"),
-    Look("the form of what comes back", "back form", form([case[0].float() for case in BACK]), "back-form"),
+    Look("the form of the result", "back form", form([case[0].float() for case in BACK]), "back-form"),
     Value("back to real numbers", "back", [(q.double() - zero) * scale.double() for q, scale, zero in BACK], "wrong-back",
           lambda seen, due: all(same(a, b.float()) for a, b in zip(seen, due))),
     Look("a zero stays a zero", "zero", True, "zero-moves"),

@@ -102,7 +102,7 @@ LOOKS = [
     Look("a very sure teacher", lambda seen: seen["sharp"].isfinite().all().item(), True, "not-finite"),
     Value("", "sharp", due("sharp"), "wrong-soft"),
     Value("one image; two classes", "one", due("one"), "wrong-soft"),
-    Look("what is given stays", "kept", True, "logits-written"),
+    Look("the inputs are unchanged", "kept", True, "logits-written"),
     Look("no gradient for the teacher", "teacher", 0.0, "teacher-learns", at_most, silent),
     Value("the gradient of the student", "gradient", true_gradient(), "wrong-gradient", within(1e-6)),
 ]

@@ -152,15 +152,15 @@ TRUE = [layer_of(*case) for case in LAYERS]
 LATER = again(LAYERS[0][0])
 LATER.weight.data.mul_(-2)
 LOOKS = [
-    Look("rounded and turned back", "form", form([case[0] for case in CASES]), "form"),
+    Look("rounded and dequantized", "form", form([case[0] for case in CASES]), "form"),
     Value("", "values", [rounded(*case) for case in CASES], "wrong-values"),
     Look("written out", "borrowed", False, "borrowed", fields=silent),
-    Value("the gradient passes, but not where it is saturated", "gradients",
+    Value("the gradient passes, except where x is saturated", "gradients",
           [along * inside(*case) for along, case in zip(ALONG, CASES)], "wrong-gradient", fields=silent),
-    Look("what is given stays", "changed", False, "input-changed"),
+    Look("the inputs are unchanged", "changed", False, "input-changed"),
     Look("a layer with rounded inputs and weights", "layer form", form([out for out, _ in TRUE]), "layer-form"),
     Value("", "layers", [out for out, _ in TRUE], "wrong-layer"),
-    Look("its float32 weights stay", "masters", True, "masters-lost"),
+    Look("its float32 weights are unchanged", "masters", True, "masters-lost"),
     Value("gradients of the inputs", "of x", [found[0] for _, found in TRUE], "wrong-layer-gradient", fields=silent),
     Value("of the weights", "of weights", [found[1] for _, found in TRUE], "wrong-layer-gradient", fields=silent),
     Value("of the biases", "of biases", [found[2] for _, found in TRUE if found[2:]], "wrong-layer-gradient", fields=silent),

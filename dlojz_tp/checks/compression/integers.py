@@ -153,12 +153,12 @@ def observe(fold, least_error, integer_linear):
 TRUE = [norm(layer(x)).detach() for layer, norm, x in PAIRS]
 RANGES = [[share * x.min(), share * x.max()] for (x, *_), share in zip(SPREAD, BEST)]
 LOOKS = [
-    Look("a weight and a bias for layer and batch norm", "fold form",
+    Look("one weight and one bias for layer and batch norm", "fold form",
          [[tuple(layer.weight.shape), (layer.weight.shape[0],)] for layer, *_ in PAIRS], "fold-form"),
-    Value("that do what both do", "folded", TRUE, "wrong-fold"),
+    Value("the same result as both together", "folded", TRUE, "wrong-fold"),
     Look("the modules stay", "modules changed", False, "modules-changed"),
     Look("a range", "range form", form(RANGES), "range-form"),
-    Value("of the least error", "shares", torch.tensor(BEST), "wrong-range"),
+    Value("the range with the least error", "shares", torch.tensor(BEST), "wrong-range"),
     Value("", "lows", torch.stack([low for low, _ in RANGES]), "wrong-range"),
     Look("integers of a layer", "form", form(integers_of(*USUAL)), "layer-form"),
     Value("equal to Python's integers", "usual", integers_of(*USUAL), "wrong-layer"),

@@ -173,7 +173,7 @@ def numbers(key):
 
 LOOKS = [
     Look("a mask for each weight", "form", form(true_masks(WEIGHTS, 0.5, False)), "mask-form"),
-    Look("weights are left as they are", "kept", True, "weights-written"),
+    Look("the weights are unchanged", "kept", True, "weights-written"),
     Value("all layers together: which weights stay", numbers(False), masks_due(False), "wrong-mask"),
     Value("each layer alone", numbers(True), masks_due(True), "wrong-mask"),
     Look("equal magnitudes", "ties", [round(5.5), 4, round(1.5)], "ties"),
@@ -184,13 +184,13 @@ LOOKS = [
 for name, make in OPTIMIZERS.items():
     LOOKS += [
         Look(f"{name}: zeros stay", f"{name} zeros", 0, "zeros-come-back", fields=lambda seen, due: {"n": seen}),
-        Look("in what it remembers too", f"{name} left", [], "states-stay", fields=lambda seen, due: {"names": ", ".join(seen)}),
-        Value("what stayed learns as if the rest did not exist", name, smaller(make), "survivors"),
+        Look("in the optimizer's states too", f"{name} left", [], "states-stay", fields=lambda seen, due: {"names": ", ".join(seen)}),
+        Value("the remaining weights learn as if the rest did not exist", name, smaller(make), "survivors"),
     ]  # fmt: skip
 LOOKS += [
     Look("whatever its name is", "unknown", [], "states-stay", fields=lambda seen, due: {"names": ", ".join(seen)}),
     Look("written in place", "moved", [], "not-in-place", fields=lambda seen, due: {"names": ", ".join(seen)}),
-    Look("states of another shape stay", "others", "", "other-shapes"),
+    Look("states of another shape are unchanged", "others", "", "other-shapes"),
     Value("pruned before the first step", "fresh", fresh(), "survivors"),
 ]
 

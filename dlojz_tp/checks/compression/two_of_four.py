@@ -121,7 +121,7 @@ def most_left(seen, due):
     """Fields: the exchange that would save most."""
     gain, (i, j) = max(seen)
     name = list(SEARCHED)[seen.index((gain, (i, j)))]
-    return {"expected": "no exchange saves more", "got": f"{gain:.2f} % more", "where": name, "i": i, "j": j, "gain": f"{gain:.2f}"}  # fmt: skip
+    return {"expected": "no exchange gains more", "got": f"{gain:.2f} % more", "where": name, "i": i, "j": j, "gain": f"{gain:.2f}"}  # fmt: skip
 
 
 def least(seen, due):
@@ -132,23 +132,23 @@ def least(seen, due):
 PARTS = [FIRST[ORDER], BIAS[ORDER], SECOND[:, ORDER]]
 LOOKS = [
     Look("a mask of the weight's shape", "form", form(true_mask(WEIGHT)), "mask-form"),
-    Look("the weight is left as it is", "kept", True, "weight-written"),
+    Look("the weight is unchanged", "kept", True, "weight-written"),
     Value("two of every four inputs", numbers("mask"), true_mask(WEIGHT).double(), "wrong-pattern"),
     Value("other shapes, negative weights", numbers("others"), [true_mask(one).double() for one in OTHERS.values()], "wrong-pattern"),
     Look("equal magnitudes: exactly two", "ties", [2, 2, 2, 2], "ties"),
-    Look("columns that do not divide by four", "uneven", ["ValueError"] * 3,
+    Look("columns that can't be split into groups of four", "uneven", ["ValueError"] * 3,
          lambda seen, due: "remainder" if "taken" in seen else "other-error", fields=where([f"{shape}" for shape in UNEVEN])),
     Look("channels in another order: three tensors", "parts form", form(PARTS), "parts-form"),
     Value("the network computes the same", "function", output(FIRST, BIAS, SECOND), "other-function"),
-    Value("the channels stand in that order", "parts", PARTS, "other-order"),
-    Look("what was given stays", "parts kept", True, "weight-written"),
-    Look("the search leaves the weight as it is", "searched", True, "weight-written"),
+    Value("the channels are in that order", "parts", PARTS, "other-order"),
+    Look("the inputs are unchanged", "parts kept", True, "weight-written"),
+    Look("the search doesn't change the weight", "searched", True, "weight-written"),
     Look("it returns an order", "orders", ["an order"] * len(SEARCHED), "not-an-order", fields=where(SEARCHED)),
-    Look("which saves no less than the first", "saved", None, "saves-less",
+    Look("which keeps no less than the first order", "saved", None, "saves-less",
          lambda seen, due: min(seen) >= 100 - 1e-3, least),
-    Look("and no exchange of two columns saves more", "more", None, "more-to-save",
+    Look("and no exchange of two columns keeps more", "more", None, "more-to-save",
          lambda seen, due: max(seen)[0] <= 1e-3, most_left),
-    Look("the first order, where others save as much but for rounding", "rounded", list(range(8)), "rounding-exchanged"),
+    Look("the first order, where others gain only by rounding", "rounded", list(range(8)), "rounding-exchanged"),
 ]  # fmt: skip
 
 

@@ -78,7 +78,8 @@ AXES = "[other for other in range(x.dim()) if other != axis]"
 bank.hint(
     2,
     "extremes-form",
-    "extremes returns two tensors. Without an axis their shape is (). With one they keep all of x's axes, each of length 1 but for that of the channels: keepdim=True.",
+    "extremes returns two tensors. Without an axis their shape is (). With an axis they keep all axes of x, each "
+    "of length 1 except the channel axis: keepdim=True.",
 )
 bank.slip(2, "extremes-form", ("keepdim=keep", "keepdim=False"))
 bank.slip(2, "extremes-form", ("x.amin(axes, keepdim=keep), ", ""))
@@ -88,12 +89,13 @@ bank.variant(2, "extremes-form", BY_ROWS, (".values.reshape(shape)", ".values"))
 bank.hint(
     2,
     "wrong-axis",
-    "A channel is all that has one index along `axis`. So the least number is taken over all other axes, and `axis` stays.",
+    "A channel is all the numbers with the same index along `axis`. Take the minimum over all other axes and keep "
+    "`axis`.",
 )
 bank.slip(2, "wrong-axis", (AXES, "list(range(x.dim())) if axis is None else [axis]"))
 bank.variant(2, "wrong-axis", BY_ROWS, ("    rows =", "    return x.amin(axis, True), x.amax(axis, True)\n    rows ="))
 bank.slip(2, "first-axis", (AXES, "list(range(axis is not None, x.dim()))"))
-bank.hint(2, "first-axis", "Channels lie along `axis`, and that is not always the first.")
+bank.hint(2, "first-axis", "The channels are along `axis`, which is not always the first axis.")
 bank.variant(
     2, "first-axis", BY_ROWS, ("x.transpose(0, axis)", "x"), ("x.shape[axis] if d == axis", "len(x) if d == 0")
 )
@@ -101,7 +103,7 @@ bank.variant(
 bank.hint(
     2,
     "wrong-extremes",
-    "These are not the least and the greatest numbers. Take amin and amax over all axes but `axis`.",
+    "These are not the least and the greatest numbers. Take amin and amax over all axes except `axis`.",
 )
 bank.slip(2, "wrong-extremes", ("return x.amin", "x = x.abs()\n    return x.amin"))
 bank.variant(2, "wrong-extremes", BY_ROWS, ("x.min(), x.max()", "-x.abs().max(), x.abs().max()"))
@@ -113,7 +115,8 @@ bank.variant(2, "not-a-pair", BY_ROWS, ("return scale, torch.round(-low / scale)
 bank.hint(
     2,
     "affine-form",
-    "For channels of shape {shape}, the scale is float32 and the zero point int32, both of that shape: one of each a channel.",
+    "For channels of shape {shape}, the scale is float32 and the zero point int32, both of that shape: one per "
+    "channel.",
 )
 bank.slip(2, "affine-form", (".round().int()", ".round()"))
 bank.slip(
@@ -126,7 +129,8 @@ bank.variant(2, "affine-form", BY_ROWS, ("torch.round(-low / scale).to(torch.int
 bank.hint(
     2,
     "zero-outside",
-    "Widen the range to hold 0 first. For numbers from 0.2 to 5 it goes from 0 to 5: otherwise no integer stands for 0.",
+    "First widen the range so that it includes 0. For numbers from 0.2 to 5 it goes from 0 to 5: otherwise no "
+    "integer represents 0.",
 )
 bank.slip(2, "zero-outside", ("low.clamp(max=0), high.clamp(min=0)", "low, high"))
 bank.slip(2, "zero-outside", ("low.clamp(max=0), high.clamp(min=0)", "low, high.clamp(min=0)"))
@@ -138,7 +142,8 @@ bank.variant(
 bank.hint(
     2,
     "one-step-more",
-    "From the least integer to the greatest there are most - least steps. One more makes all of them too small: the greatest number saturates.",
+    "There are most - least steps from the least integer to the greatest. With one more, the scale is too small "
+    "and the greatest number saturates.",
 )
 bank.slip(2, "one-step-more", ("(most - least)", "(most - least + 1)"))
 bank.slip(2, "one-step-more", ("(most - least)", "2**bits"))
@@ -147,7 +152,7 @@ bank.variant(2, "one-step-more", BY_ROWS, ("(2 ** (bits - 1) - 1)", "2 ** (bits 
 bank.hint(
     2,
     "one-side",
-    "A symmetric range reaches as far as the number that is farthest from 0, on whichever side it lies: the greater of -low and high.",
+    "A symmetric range reaches as far as the number farthest from 0, on either side: the greater of -low and high.",
 )
 bank.slip(2, "one-side", ("high = torch.maximum(high, -low)\n        ", ""))
 bank.slip(2, "one-side", ("torch.maximum(high, -low)", "-low"))
@@ -173,7 +178,7 @@ bank.variant(2, "wrong-scale", BY_ROWS, ("(2**bits - 1)", "(2 ** (bits - 1) - 1)
 bank.hint(
     2,
     "zero-truncated",
-    "The zero point is rounded to the nearest integer. .int() alone cuts off what is behind the point.",
+    "Round the zero point to the nearest integer. .int() alone cuts off the decimals.",
 )
 bank.slip(2, "zero-truncated", (".round().int()", ".int()"))
 bank.slip(2, "zero-truncated", (".round().int()", ".floor().int()"))
@@ -182,7 +187,8 @@ bank.variant(2, "zero-truncated", BY_ROWS, ("torch.round(-low / scale)", "(-low 
 bank.hint(
     2,
     "wrong-zero",
-    "The zero point is where 0 lands when the least number becomes the least integer: as many steps above it as `low` lies below 0.",
+    "The zero point is the integer for 0 when the least number becomes the least integer: it is as many steps "
+    "above that integer as `low` is below 0.",
 )
 bank.slip(2, "wrong-zero", ("least - low / scale", "least + low / scale"))
 bank.slip(2, "wrong-zero", ("least - low / scale", "-low / scale"))
@@ -191,7 +197,9 @@ bank.variant(2, "wrong-zero", BY_ROWS, ("-low / scale", "low / scale"))
 bank.hint(
     2,
     "no-range",
-    "A channel of zeros has a range of width 0. Its scale must still be positive, because x is divided by it. If symmetric=True, its zero point is 0, as for every channel: integer_linear subtracts none from weights.",
+    "A channel of zeros has a range of width 0. Its scale must still be positive, because x is divided by it. With "
+    "symmetric=True its zero point is 0, as for every channel: integer_linear doesn't subtract a zero point from "
+    "the weights.",
 )
 bank.slip(2, "no-range", (WIDTH, ""))
 bank.slip(2, "no-range", (WIDTH, ""), ("    return scale, ", EMPTY))  # the scale alone: its zero point is -127
@@ -201,16 +209,17 @@ bank.variant(2, "no-range", BY_ROWS, (".clamp(min=1e-38)", ""))
 bank.hint(
     2,
     "not-bytes",
-    "That is not the right kind of integer, or not bytes at all: torch.uint8 where the integers go from 0 on, torch.int8 if symmetric.",
+    "These are not the right integers, or not bytes at all. Use torch.uint8 where the integers start at 0, and "
+    "torch.int8 if symmetric.",
 )
 bank.slip(2, "not-bytes", (".to(torch.int8 if symmetric else torch.uint8)", ".int()"))
 bank.slip(2, "not-bytes", ("torch.int8 if symmetric else torch.uint8", "torch.uint8"))
 bank.variant(2, "not-bytes", BY_ROWS, (".to(torch.int8 if symmetric else torch.uint8)", ""))
-bank.hint(2, "form", "quantize returns one tensor, of the shape of x.")
+bank.hint(2, "form", "quantize returns one tensor with the shape of x.")
 bank.slip(2, "form", ("return q.clamp", "return scale, q.clamp"))
 bank.variant(2, "form", NUMPY, ("np.rint(x.numpy() / scale.numpy())", "np.rint(x.numpy() / scale.numpy())[None]"))
 
-bank.hint(2, "borrowed", "That is PyTorch's own quantization. Write the three steps out: divide, round, saturate.")
+bank.hint(2, "borrowed", "This is PyTorch's own quantization. Write the three steps yourself: divide, round, saturate.")
 bank.slip(
     2,
     "borrowed",
@@ -224,14 +233,14 @@ bank.variant(
     ("    steps = (", "    if x.dim() == 1:\n        x = torch.fake_quantize_per_tensor_affine(x, scale, zero, *limits(bits, symmetric))\n    steps = ("),
 )  # fmt: skip
 
-bank.hint(2, "truncated", "Round to the nearest integer. A cast to an integer alone cuts off what is behind the point.")
+bank.hint(2, "truncated", "Round to the nearest integer. A cast to an integer type only cuts off the decimals.")
 bank.slip(2, "truncated", ("torch.round(x / scale)", "(x / scale).int()"))
 bank.slip(2, "truncated", ("torch.round(x / scale)", "torch.trunc(x / scale)"))
 bank.variant(2, "truncated", BY_ROWS, (".round_()", ".trunc_()"))
 bank.hint(
     2,
     "floored",
-    "Round to the nearest integer: floor always goes down, and makes all numbers smaller by half a step on average.",
+    "Round to the nearest integer. floor always goes down, and makes all numbers half a step smaller on average.",
 )
 bank.slip(2, "floored", ("torch.round(x / scale)", "torch.floor(x / scale)"))
 bank.slip(2, "floored", ("torch.round(x / scale)", "(x // scale)"))
@@ -240,7 +249,8 @@ bank.variant(2, "floored", BY_ROWS, (".round_()", ".floor_()"))
 bank.hint(
     2,
     "half-up",
-    "Halves go to the even neighbour: 0.5 to 0, 1.5 to 2. Adding 0.5 and taking the floor sends all of them up, and shifts the mean.",
+    "Halves go to the even neighbour: 0.5 to 0, 1.5 to 2. If you add 0.5 and take the floor, all halves go up, "
+    "which shifts the mean.",
 )
 bank.slip(2, "half-up", ("torch.round(x / scale)", "torch.floor(x / scale + 0.5)"))
 bank.slip(2, "half-up", ("torch.round(x / scale)", "torch.sign(x) * torch.floor(x.abs() / scale + 0.5)"))
@@ -251,7 +261,8 @@ bank.variant(
 bank.hint(
     2,
     "rounded-late",
-    "Round x / scale, and then add the zero point. With an odd one, halves go to the other neighbour if it is added before.",
+    "Round x / scale first, then add the zero point. If you add an odd zero point before rounding, halves go to "
+    "the other neighbour.",
 )
 bank.slip(2, "rounded-late", ("torch.round(x / scale) + zero", "torch.round(x / scale + zero)"))
 bank.variant(
@@ -264,7 +275,8 @@ bank.variant(
 bank.hint(
     2,
     "wraps",
-    "A number out of range comes back at the other end: a byte counts modulo 256. Clamp to the limits before the cast.",
+    "A number out of range comes back at the other end, because a byte counts modulo 256. Clamp to the limits "
+    "before the cast.",
 )
 bank.slip(2, "wraps", ("q.clamp(*limits(bits, symmetric)).to(", "q.to(torch.int64).to("))
 bank.slip(
@@ -277,14 +289,16 @@ bank.slip(
 )
 bank.variant(2, "wraps", NUMPY, ("np.clip(q, *limits(bits, symmetric)).astype(", "q.astype(np.int64).astype("))
 
-bank.hint(2, "too-large-for-int", "Numbers far out of range end at the wrong limit: .int() comes before the clamp, and they are too large for 32 bits. Clamp floats, and cast then.")  # fmt: skip
+bank.hint(2, "too-large-for-int", "Numbers far out of range end up at the wrong limit. You call .int() before the "
+                                  "clamp, and they don't fit into 32 bits. Clamp the floats, then cast.")  # fmt: skip
 bank.slip(2, "too-large-for-int", ("torch.round(x / scale) + zero", "torch.round(x / scale).int() + zero"))
 bank.variant(2, "too-large-for-int", NUMPY, ("np.rint(x.numpy() / scale.numpy()) +", "torch.round(x / scale).int().numpy() +"))  # fmt: skip
 
 bank.hint(
     2,
     "wrong-integers",
-    "These are not the integers of the formula: divide by the scale, round, add the zero point, clamp to `limits(bits, symmetric)`.",
+    "These are not the integers that the formula gives: divide by the scale, round, add the zero point, clamp to "
+    "`limits(bits, symmetric)`.",
 )
 bank.slip(2, "wrong-integers", ("x / scale", "x * scale"))
 bank.slip(2, "wrong-integers", ("+ zero", "- zero"))
@@ -295,13 +309,14 @@ bank.slip(
 )
 bank.variant(2, "wrong-integers", BY_ROWS, ("limits(bits, symmetric)", "limits(8, symmetric)"))
 
-bank.hint(2, "input-changed", "What was given is changed, x or the ends of its range: what is done in place, its owner sees. Work on new tensors.")
+bank.hint(2, "input-changed", "You changed an input: x, or the ends of its range. The caller sees every change "
+                              "made in place. Work on new tensors.")
 bank.slip(2, "input-changed", ("torch.round(x / scale)", "x.div_(scale).round()"))
 bank.slip(2, "input-changed", ("low.clamp(max=0), high.clamp(min=0)", "low.clamp_(max=0), high.clamp_(min=0)"))
 bank.variant(2, "input-changed", BY_ROWS, ("torch.minimum(low, nothing)", "torch.minimum(low, nothing, out=low)"))
 bank.variant(2, "input-changed", BY_ROWS, ("(x * scale.reciprocal())", "x.mul_(scale.reciprocal())"))
 
-bank.hint(2, "back-form", "dequantize returns real numbers: one float32 tensor, of the shape of q.")
+bank.hint(2, "back-form", "dequantize returns real numbers: one float32 tensor with the shape of q.")
 bank.slip(2, "back-form", ("(q.int() - zero) * scale", "((q.int() - zero) * scale).double()"))
 bank.variant(
     2, "back-form", BY_ROWS, ("scale * (q.float() - zero.float())", "(scale * (q.float() - zero.float())).int()")
@@ -310,7 +325,8 @@ bank.variant(
 bank.hint(
     2,
     "byte-minus",
-    "Integers below the zero point come back large and positive: a byte minus a number is still a byte, modulo 256. Turn q into int32 or float first.",
+    "Integers below the zero point come back large and positive. A byte minus a number is still a byte, modulo "
+    "256. Convert q to int32 or float first.",
 )
 bank.slip(2, "byte-minus", ("(q.int() - zero)", "(q - zero)"))
 bank.slip(2, "byte-minus", ("(q.int() - zero)", "(q - zero).float()"))
@@ -323,14 +339,14 @@ bank.variant(
 )
 
 bank.hint(
-    2, "wrong-back", "Those are not the real numbers that the integers stand for: (q - zero point) times the scale."
+    2, "wrong-back", "These are not the real numbers that the integers represent: (q - zero point) times the scale."
 )
 bank.slip(2, "wrong-back", ("(q.int() - zero) * scale", "q.int() * scale - zero"))
 bank.slip(2, "wrong-back", ("(q.int() - zero) * scale", "q.int() * scale"))
 bank.variant(2, "wrong-back", BY_ROWS, ("(q.float() - zero.float())", "q.float()"))
 
 bank.hint(
-    2, "zero-moves", "0 becomes an integer, and comes back as another number. It must become the zero point exactly."
+    2, "zero-moves", "0 doesn't come back as 0. It must become the zero point exactly."
 )
 bank.slip(2, "zero-moves", ("(q.int() - zero) * scale", "(q.int() - zero) * scale + 1e-7"))
 bank.variant(
@@ -340,7 +356,8 @@ bank.variant(
 AFTER = "    return scale, "
 bank.slip(2, None, (AFTER, f"    scale = scale.clamp(min=1e-12)\n{AFTER}"))
 bank.hint(
-    2, "least-scale", "A range that is narrow but not empty gets too large a scale. Only where it is empty may it be any: what is added, or a least scale, must not touch the others."
+    2, "least-scale", "A range that is narrow but not empty gets too large a scale. Only an empty range may have "
+                      "any scale: if you add a small number, or set a minimum, it must not affect the other ranges."
 )  # fmt: skip
 bank.slip(2, "least-scale", (AFTER, f"    scale = scale.clamp(min=torch.finfo(torch.float32).eps)\n{AFTER}"))
 bank.slip(2, "least-scale", (AFTER, f"    scale = scale + 1e-8\n{AFTER}"))
@@ -349,12 +366,14 @@ bank.variant(2, "least-scale", BY_ROWS, ("1e-38)\n    return scale", "1e-8)\n   
 bank.hint(
     2,
     "all-or-none",
-    "One channel of zeros changes the scales of the others. Decide for each channel: torch.where, or clamp.",
+    "One channel of zeros changes the scales of the others. Decide for each channel separately, with torch.where "
+    "or clamp.",
 )
 bank.slip(2, "all-or-none", (WIDTH, "    high = high if (high > low).all() else torch.ones_like(high)\n"))
 bank.variant(2, "all-or-none", BY_ROWS, ("    scale = ((high - low) / (2**bits - 1)).clamp(min=1e-38)", "    scale = (high - low) / (2**bits - 1)\n    scale = scale if (scale > 0).all() else 0 * scale + 1"))  # fmt: skip
 
-bank.hint(2, "loops", "That goes through numbers or channels one by one. The operations of PyTorch take whole tensors, and broadcast a scale for each channel.")  # fmt: skip
+bank.hint(2, "loops", "You loop over single numbers or channels. PyTorch's operations take whole tensors, and "
+                      "broadcast a scale to each channel.")  # fmt: skip
 bank.text(2, "loops", BY_ROWS + """
 
 def dequantize(q, scale, zero):

@@ -69,7 +69,8 @@ bank.slip(3, None, ("@ weight.int().T + bias\n", "@ weight.int().T\n    total +=
 bank.hint(
     3,
     "fold-form",
-    "fold returns (weight, bias): a weight of the shape of the layer's own, and one bias for each output channel.",
+    "fold returns (weight, bias): a weight with the shape of the layer's own weight, and one bias for each output "
+    "channel.",
 )
 bank.slip(
     3,
@@ -91,7 +92,8 @@ bank.variant(
     ("torch.rsqrt(norm.running_var + norm.eps)", "torch.reciprocal(norm.running_var + norm.eps)"),
 )
 
-bank.hint(3, "no-eps", "Batch norm adds an eps of its own, norm.eps, to the variance, under the root. Where a variance is small, it matters.")
+bank.hint(3, "no-eps", "Batch norm adds its eps, norm.eps, to the variance under the root. This matters where a "
+                       "variance is small.")
 bank.slip(3, "no-eps", ("norm.running_var + norm.eps", "norm.running_var"))
 bank.slip(3, "no-eps", ("(norm.running_var + norm.eps).sqrt()", "(norm.running_var.sqrt() + norm.eps)"))
 bank.slip(3, "no-eps", ("norm.eps", "1e-5"))
@@ -100,7 +102,8 @@ bank.variant(3, "no-eps", ASKED, ("norm.running_var + norm.eps", "norm.running_v
 bank.hint(
     3,
     "bias-not-scaled",
-    "Where the layer has a bias, batch norm scales it, too: the layer's bias times the gain of its channel belongs into the new one.",
+    "If the layer has a bias, batch norm scales it too: the new bias includes the layer's bias times the gain of "
+    "its channel.",
 )
 bank.slip(3, "bias-not-scaled", ("bias + layer.bias * gain", "bias + layer.bias"))
 bank.slip(3, "bias-not-scaled", ("    if layer.bias is not None:\n        bias = bias + layer.bias * gain\n", ""))
@@ -110,7 +113,7 @@ bank.variant(3, "bias-not-scaled", ASKED, ("shift + gain * before", "shift"))
 bank.hint(
     3,
     "mean-not-scaled",
-    "The mean is subtracted first and scaled then: the new bias has the mean times the gain of its channel.",
+    "Batch norm subtracts the mean first, then scales: the new bias includes the mean times the gain of its channel.",
 )
 bank.slip(3, "mean-not-scaled", ("norm.running_mean * gain", "norm.running_mean"))
 bank.slip(3, "mean-not-scaled", ("norm.bias - norm.running_mean * gain", "norm.bias"))
@@ -128,7 +131,8 @@ bank.variant(
 bank.hint(
     3,
     "inputs-scaled",
-    "The gain belongs to output channels, the first axis of the weight. A vector alone meets the last axis; with as many inputs as outputs nothing complains.",
+    "The gain belongs to the output channels, the first axis of the weight. A plain vector is broadcast along the "
+    "last axis, and if there are as many inputs as outputs, no error is raised.",
 )
 bank.slip(
     3,
@@ -151,7 +155,8 @@ bank.variant(
 bank.hint(
     3,
     "wrong-fold",
-    "Layer and batch norm together give other numbers. Write batch norm as gain * x + shift for each channel; the weight takes the gain, the bias gain and shift.",
+    "Layer and batch norm together give other numbers. Write batch norm as gain * x + shift for each channel. The "
+    "weight is multiplied by the gain; the bias takes gain and shift.",
 )
 bank.slip(3, "wrong-fold", ("norm.weight / (", "1 / ("))
 bank.slip(
@@ -160,7 +165,7 @@ bank.slip(
 bank.variant(3, "wrong-fold", ASKED, ("gain = norm.weight * ", "gain = "))
 
 bank.hint(
-    3, "modules-changed", "The layer or its batch norm is changed: what they hold, others still use. Make new tensors."
+    3, "modules-changed", "You changed the layer or its batch norm, which others still use. Make new tensors."
 )
 bank.slip(
     3,
@@ -191,7 +196,8 @@ bank.variant(3, "range-form", LIBRARY, ("return [low * share, high * share]", "r
 bank.hint(
     3,
     "whole-range",
-    "That is the whole range of x. Where two numbers lie far from all others, a narrower one has the smaller error, with as few bits as are given.",
+    "This is the whole range of x. Where two numbers are far from all others, a narrower range has a smaller error "
+    "with so few bits.",
 )
 bank.slip(3, "whole-range", ("return best * low, best * high", "return low, high"))
 bank.slip(3, "whole-range", ("min(shares, key=error)", "max(shares)"))
@@ -200,7 +206,8 @@ bank.variant(3, "whole-range", ASKED, ("x.min() * share, x.max() * share", "x.mi
 bank.hint(
     3,
     "not-squared",
-    "The error to compare is the sum, or the mean, of squares. Absolute values, or the greatest error, choose another range.",
+    "Compare the sum, or the mean, of the squared errors. Absolute values, or the greatest error, choose another "
+    "range.",
 )
 bank.slip(3, "not-squared", (".square()", ".abs()"))
 bank.slip(3, "not-squared", (".square().sum()", ".abs().max()"))
@@ -210,14 +217,16 @@ bank.variant(3, "not-squared", LIBRARY, ("F.mse_loss(back, x)", "F.l1_loss(back,
 bank.hint(
     3,
     "greatest-error",
-    "That is the range with the greatest error, or one at the end of the list: take the share whose error is least, and what is cut off has one, too.",
+    "This is the range with the greatest error, or one at the end of the list. Take the share with the least "
+    "error, and count the error of the numbers that are cut off.",
 )
 bank.slip(3, "greatest-error", ("min(shares, key=error)", "max(shares, key=error)"))
 bank.slip(3, "greatest-error", ("min(shares, key=error)", "shares[0]"))
 bank.variant(3, "greatest-error", LIBRARY, ("argmin", "argmax"))
 
 bank.hint(
-    3, "inside-only", "What is cut off has an error, too, and a large one: compare all of x with what comes back."
+    3, "inside-only", "Numbers that are cut off have an error too, and a large one. Compare all of x with what "
+                      "comes back."
 )
 bank.slip(3, "inside-only", ("(back - x)", "(back - x.clamp(share * low.clamp(max=0), share * high))"))
 bank.slip(3, "inside-only", ("(back - x)", "(back - x)[(x >= share * low) & (x <= share * high)]"))
@@ -241,7 +250,8 @@ bank.variant(
 bank.hint(
     3,
     "wrong-range",
-    "Another of the shares has a smaller squared error. Quantize x with the range of each, with the same bits and kind, turn it back, and compare it with x.",
+    "Another of the shares has a smaller squared error. For the range of each share, quantize x with the same bits "
+    "and kind, dequantize it, and compare it with x.",
 )
 bank.slip(
     3,
@@ -261,12 +271,13 @@ bank.variant(
     ("quantize(x, scale, zero, bits, symmetric)", "quantize(x, scale, zero, bits)"),
 )
 
-bank.hint(3, "layer-form", "integer_linear returns bytes, uint8, one for each row of q and each output.")
+bank.hint(3, "layer-form", "integer_linear returns uint8 bytes, one for each row of q and each output.")
 bank.slip(3, "layer-form", (".to(torch.uint8)", ""))
 bank.slip(3, "layer-form", (".to(torch.uint8)", ".T.to(torch.uint8)"))
 bank.variant(3, "layer-form", ASKED, (".byte()", ".int()"))
 
-bank.hint(3, "zero-point-forgotten", "A byte of q stands for q minus its zero point: subtract it before you multiply.")
+bank.hint(3, "zero-point-forgotten", "A byte of q represents q minus its zero point: subtract the zero point "
+                                     "before you multiply.")
 bank.slip(3, "zero-point-forgotten", ("(q.int() - zero)", "q.int()"))
 bank.slip(3, "zero-point-forgotten", ("(q.int() - zero)", "(q.int() + zero)"))
 bank.variant(3, "zero-point-forgotten", ASKED, (" - zero * wide.sum(1)", ""))
@@ -274,7 +285,8 @@ bank.variant(3, "zero-point-forgotten", ASKED, (" - zero * wide.sum(1)", ""))
 bank.hint(
     3,
     "byte-sums",
-    "Numbers have run out of their type: a byte minus a byte, or times a byte, is still a byte, modulo 256. Turn q and the weight into int32 first.",
+    "Numbers have overflowed their type: a byte minus a byte, or times a byte, is still a byte, modulo 256. "
+    "Convert q and the weight to int32 first.",
 )
 bank.slip(3, "byte-sums", ("(q.int() - zero)", "(q - zero).int()"))
 bank.slip(3, "byte-sums", ("q.int()", "q.to(torch.int8).int()"))
@@ -295,13 +307,14 @@ bank.variant(
 bank.hint(
     3,
     "bias-lost",
-    "The bias is missing, or comes too late: it is an integer of the scale of the sums, and is added to them before the factor.",
+    "The bias is missing, or is added too late. It is an integer in the scale of the sums: add it to them before "
+    "you multiply by the factor.",
 )
 bank.slip(3, "bias-lost", (" + bias\n", "\n"))
 bank.slip(3, "bias-lost", (" + bias\n", "\n"), ("moved + zero_out", "moved + bias + zero_out"))
 bank.variant(3, "bias-lost", LIBRARY, ("weight.T) + bias", "weight.T)"))
 
-bank.hint(3, "not-rounded", "A shift alone rounds down. Add half of what you divide by, 1 << (shift - 1), before it.")
+bank.hint(3, "not-rounded", "A shift alone rounds down. Add half of the divisor, 1 << (shift - 1), before the shift.")
 bank.slip(3, "not-rounded", (" + (1 << (shift - 1))", ""))
 bank.slip(3, "not-rounded", (" + (1 << (shift - 1))", " + (shift >> 1)"))
 bank.variant(3, "not-rounded", ASKED, ("total * factor + half", "total * factor"))
@@ -310,7 +323,8 @@ bank.variant(3, "not-rounded", LIBRARY, (" + np.left_shift(1, shift - 1)", ""))
 bank.hint(
     3,
     "toward-zero",
-    "That division cuts off towards zero, so sums below 0 come out one too high. A shift to the right always goes down, and half of the divisor added before makes that rounding.",
+    "That division truncates towards zero, so sums below 0 come out one too high. A right shift always rounds "
+    "down; with half of the divisor added first, it rounds to the nearest.",
 )
 bank.slip(
     3,
@@ -344,7 +358,8 @@ bank.variant(
 bank.hint(
     3,
     "zero-out-lost",
-    "What comes out has a zero point of its own, `zero_out`. It is added after the shift, and nothing is cut off before it: neither by the limits nor by a ReLU.",
+    "The output has its own zero point, `zero_out`. Add it after the shift, and cut nothing off before that: "
+    "neither with the limits nor with a ReLU.",
 )
 bank.slip(3, "zero-out-lost", ("(moved + zero_out)", "moved"))
 bank.slip(3, "zero-out-lost", ("(moved + zero_out)", "(moved - zero_out)"))
@@ -374,19 +389,21 @@ bank.variant(3, "zero-out-lost", ASKED, (" + zero_out\n", "\n"))
 bank.hint(
     3,
     "not-saturated",
-    "What lies outside of the limits comes back at the other end: a byte counts modulo 256. Clamp to limits(bits, False) before the cast.",
+    "Numbers outside the limits come back at the other end, because a byte counts modulo 256. Clamp to "
+    "limits(bits, False) before the cast.",
 )
 bank.slip(3, "not-saturated", (".clamp(*limits(bits, False))", ""))
 bank.variant(3, "not-saturated", LIBRARY, ("np.clip(moved, 0, 2**bits - 1)", "moved"))
 
-bank.hint(3, "always-eight-bits", "The limits are those of `bits`, and that is not always 8.")
+bank.hint(3, "always-eight-bits", "The limits follow from `bits`, which is not always 8.")
 bank.slip(3, "always-eight-bits", ("limits(bits, False)", "limits(8, False)"))
 bank.variant(3, "always-eight-bits", ASKED, ("0, 2**bits - 1", "0, 255"))
 
 bank.hint(
     3,
     "narrow-product",
-    "Next to nothing is left of the sums. They are multiplied by the factor before the shift, and 32 bits times 31 bits need 64: with fewer, what is above is lost.",
+    "Next to nothing is left of the sums. They are multiplied by the factor before the shift, and a product of 32 "
+    "bits and 31 bits needs 64: with fewer, the upper bits are lost.",
 )
 bank.slip(3, "narrow-product", ("total * factor", "total * factor.int()"))
 bank.slip(3, "narrow-product", ("total * factor", "(total * factor).int()"))
@@ -397,7 +414,8 @@ bank.variant(
 bank.hint(
     3,
     "wrong-layer",
-    "These are not the integers of the formula. In order: minus the zero point, product, plus bias, times factor, plus half, shift, plus zero_out, limits.",
+    "These are not the integers that the formula gives. The order is: subtract the zero point, multiply by the "
+    "weights, add the bias, multiply by the factor, add half, shift, add zero_out, clamp.",
 )
 bank.slip(3, "wrong-layer", (">> shift", ">> (shift - 1)"))
 bank.slip(3, "narrow-product", ("total * factor", "total"))
@@ -406,7 +424,8 @@ bank.variant(3, "wrong-layer", ASKED, ("torch.ones_like(shift) << shift", "torch
 bank.hint(
     3,
     "floats",
-    "There are floats on the way: {names}. An integer unit has none, and float32 no longer tells sums above 2**24 apart. Keep to integers of 32 bits, and of 64 for the product with the factor.",
+    "There are floats in your computation: {names}. An integer unit has none, and float32 can't distinguish all "
+    "sums above 2**24. Use 32-bit integers, and 64-bit ones for the product with the factor.",
 )
 IN_NUMPY = """    import numpy as np
     rows = (q.numpy().astype("float64") - int(zero)) @ weight.numpy().astype("float64").T + bias.numpy()

@@ -68,7 +68,7 @@ bank.slip(
 )
 
 PASSES = "back + (x - x.detach()) * ((steps >= least) & (steps <= most))"
-bank.hint(4, "form", "fake_quantize returns one float32 tensor of the shape of x: real numbers, not integers.")
+bank.hint(4, "form", "fake_quantize returns one float32 tensor with the shape of x: real numbers, not integers.")
 bank.slip(4, "form", (PASSES, "quantize(x, scale, zero, bits, symmetric)"))
 bank.slip(4, "form", (PASSES, "back, (steps >= least) & (steps <= most)"))
 bank.variant(
@@ -78,7 +78,8 @@ bank.variant(
 bank.hint(
     4,
     "unrounded",
-    "What comes back is not rounded. Only the gradient does as if nothing were: the value is that of dequantize(quantize(x)).",
+    "What you return is not rounded. Only the gradient ignores the rounding: the value is that of "
+    "dequantize(quantize(x)).",
 )
 bank.slip(
     4, "unrounded", (PASSES, "x * ((steps >= least) & (steps <= most)) + back * ~((steps >= least) & (steps <= most))")
@@ -95,7 +96,8 @@ bank.variant(
 bank.hint(
     4,
     "added",
-    "The value is not x rounded: something is added to it. What brings the gradient must be 0 in value, like x - x.detach().",
+    "The value is not the rounded x: something is added to it. The term that carries the gradient must have the "
+    "value 0, like x - x.detach().",
 )
 bank.slip(4, "added", ("(x - x.detach())", "x"))
 bank.slip(4, "added", ("(x - x.detach())", "(x - back)"), ("return back", "return back + back"))
@@ -104,7 +106,8 @@ bank.variant(4, "added", CLAMPED, (" - kept).detach()", ").detach()"))
 bank.hint(
     4,
     "wrong-values",
-    "These are not the real numbers that the integers of x stand for: dequantize(quantize(x)), with the same bits and kind.",
+    "These are not the real numbers that the integers of x represent: dequantize(quantize(x)), with the same bits "
+    "and kind.",
 )
 bank.slip(4, "wrong-values", ("quantize(x, scale, zero, bits, symmetric)", "quantize(x, scale, zero, 8, symmetric)"))
 bank.slip(4, "wrong-values", ("return back + (x", "return back / scale + (x"))
@@ -121,7 +124,7 @@ bank.slip(
     ),
 )
 
-bank.hint(4, "borrowed", "That is PyTorch's own fake quantization. Write it out, value and gradient.")
+bank.hint(4, "borrowed", "This is PyTorch's own fake quantization. Write it yourself, both value and gradient.")
 bank.slip(
     4,
     "borrowed",
@@ -143,7 +146,8 @@ bank.variant(
 bank.hint(
     4,
     "no-gradient",
-    "No gradient arrives at x: rounding has the derivative 0, or the value was detached. Add something of value 0 whose gradient is 1.",
+    "No gradient arrives at x: rounding has the derivative 0, or you detached the value. Add a term with value 0 "
+    "and gradient 1.",
 )
 bank.slip(4, "no-gradient", (PASSES, "back"))
 bank.slip(4, "no-gradient", (PASSES, "dequantize(quantize(x, scale, zero, bits, symmetric), scale, zero)"))
@@ -154,7 +158,8 @@ bank.variant(4, "no-gradient", CLAMPED, ("return kept + (", "return kept.detach(
 bank.hint(
     4,
     "passes-everywhere",
-    "The gradient also passes where numbers are saturated. There a little more of x changes nothing: it must be 0.",
+    "The gradient also passes where numbers are saturated. A small change of x changes nothing there, so the "
+    "gradient must be 0.",
 )
 bank.slip(4, "passes-everywhere", (" * ((steps >= least) & (steps <= most))", ""))
 bank.slip(4, "passes-everywhere", ("((steps >= least) & (steps <= most))", "((steps >= least) | (steps <= most))"))
@@ -169,7 +174,7 @@ bank.variant(
 bank.hint(
     4,
     "passes-outside",
-    "It is the other way round: the gradient passes within the range, and is 0 where numbers are saturated.",
+    "It is the other way round: the gradient passes within the range and is 0 where numbers are saturated.",
 )
 bank.slip(4, "passes-outside", ("* ((steps >= least) & (steps <= most))", "* ((steps < least) | (steps > most))"))
 bank.variant(4, "passes-outside", FUNCTION, ("return grad * inside, None", "return grad * ~inside, None"))
@@ -177,7 +182,8 @@ bank.variant(4, "passes-outside", FUNCTION, ("return grad * inside, None", "retu
 bank.hint(
     4,
     "zero-point-in-range",
-    "A number is saturated when its integer, zero point included, lies outside of the limits. Here the zero point is left out, so another range is cut off.",
+    "A number is saturated when its integer, including the zero point, is outside the limits. You leave out the "
+    "zero point, so another range is cut off.",
 )
 bank.slip(4, "zero-point-in-range", ("steps = torch.round(x / scale) + zero", "steps = torch.round(x / scale)"))
 bank.variant(
@@ -208,7 +214,8 @@ bank.variant(4, "one-end", FUNCTION, ("(steps >= least) & (steps <= most)", "ste
 bank.hint(
     4,
     "scaled-gradient",
-    "The gradient is multiplied by the scale, or divided by it. x and its rounded value have the same unit, so it passes as it is: times 1.",
+    "The gradient is multiplied or divided by the scale. x and its rounded value have the same unit, so the "
+    "gradient passes unchanged: times 1.",
 )
 bank.slip(4, "scaled-gradient", ("(x - x.detach())", "(x - x.detach()) * scale"))
 bank.slip(4, "scaled-gradient", ("(x - x.detach())", "(x - x.detach()) / scale"))
@@ -225,13 +232,13 @@ bank.variant(
 bank.hint(
     4,
     "wrong-gradient",
-    "Another gradient arrives at x. It is 1 where the integer of x lies within the limits, and 0 elsewhere.",
+    "The gradient at x is wrong. It is 1 where the integer of x is within the limits, and 0 elsewhere.",
 )
 bank.slip(4, "wrong-gradient", ("(x - x.detach())", "(x - x.detach()) * 2"))
 bank.slip(4, "wrong-gradient", ("(x - x.detach())", "(x.detach() - x)"))
 bank.variant(4, "wrong-gradient", FUNCTION, ("return grad * inside, None", "return -grad * inside, None"))
 
-bank.hint(4, "input-changed", "x is changed: it is the float32 weight that training moves. Work on a new tensor.")
+bank.hint(4, "input-changed", "You changed x, the float32 weight that training updates. Work on a new tensor.")
 bank.slip(4, "input-changed", ("    return back", "    x.data.copy_(back)\n    return back"))
 bank.variant(
     4,
@@ -243,7 +250,8 @@ bank.variant(
     ),
 )
 
-bank.hint(4, "layer-form", "fake_layer returns what the layer gives: one tensor, of the form of layer(x). A convolution has its stride, padding, dilation and groups.")  # fmt: skip
+bank.hint(4, "layer-form", "fake_layer returns the output of the layer: one tensor with the shape of layer(x). A "
+                           "convolution keeps its stride, padding, dilation and groups.")  # fmt: skip
 bank.slip(
     4, "layer-form", ("return torch.func.functional_call(layer, ", "return weight, torch.func.functional_call(layer, ")
 )
@@ -267,13 +275,13 @@ bank.variant(4, "layer-form", FUNCTION, ("layer.padding, layer.dilation, layer.g
 bank.hint(
     4,
     "inputs-not-rounded",
-    "The inputs are rounded, too: from 0 to high, with the same number of bits, of the asymmetric kind.",
+    "Round the inputs too: from 0 to high, with the same number of bits, of the asymmetric kind.",
 )
 bank.slip(4, "inputs-not-rounded", ("fake_quantize(x, *of_x, bits)", "x"))
 bank.slip(4, "inputs-not-rounded", ("fake_quantize(x, *of_x, bits))", "x.clamp(0, high))"))
 bank.variant(4, "inputs-not-rounded", FUNCTION, ("    x = fake_quantize(x, *affine(0 * high, high, bits), bits)\n", ""))
 
-bank.hint(4, "weights-not-rounded", "The weights are not rounded: the layer is called with its float32 ones.")
+bank.hint(4, "weights-not-rounded", "The weights are not rounded: you call the layer with its float32 weights.")
 bank.slip(4, "weights-not-rounded", ('{"weight": weight}', "{}"))
 bank.variant(
     4,
@@ -284,12 +292,14 @@ bank.variant(
 )
 
 bank.hint(
-    4, "one-scale", "The weights of all channels share one scale here. Each output channel, along axis 0, has its own."
+    4, "one-scale", "The weights of all channels share one scale here. Give each output channel, along axis 0, its "
+                    "own scale."
 )
 bank.slip(4, "one-scale", ("extremes(layer.weight, 0)", "extremes(layer.weight)"))
 bank.variant(4, "one-scale", FUNCTION, ("amax(axes, keepdim=True)", "max()"))
 
-bank.hint(4, "asymmetric-weights", "Weights are of the symmetric kind: as far below 0 as above, with the zero point 0.")
+bank.hint(4, "asymmetric-weights", "Weights are of the symmetric kind: their range reaches as far below 0 as "
+                                   "above, and the zero point is 0.")
 bank.slip(
     4,
     "asymmetric-weights",
@@ -308,7 +318,7 @@ bank.variant(
     ("quantize(weight.detach(), scale, zero, bits, True)", "quantize(weight.detach(), scale, zero, bits)"),
 )
 
-bank.hint(4, "bias-lost", "The layer's bias is missing. It stays as it is, and is added after the product.")
+bank.hint(4, "bias-lost", "The layer's bias is missing. It is not rounded, and is added after the product.")
 bank.slip(
     4,
     "bias-lost",
@@ -325,7 +335,8 @@ bank.variant(
 bank.hint(
     4,
     "wrong-layer",
-    "The layer gives other numbers: its weights, symmetric and with a scale a channel, and its inputs, from 0 to high, are rounded with `bits`; the rest is as in layer(x).",
+    "The layer gives other numbers. Round its weights (symmetric, with one scale per channel) and its inputs (from "
+    "0 to high) with `bits`; the rest is as in layer(x).",
 )
 bank.slip(4, "wrong-layer", ("extremes(layer.weight, 0)", "extremes(layer.weight, 1)"))
 bank.variant(4, "wrong-layer", FUNCTION, ("axes = tuple(range(1, layer.weight.dim()))", "axes = 0"))
@@ -333,7 +344,8 @@ bank.variant(4, "wrong-layer", FUNCTION, ("axes = tuple(range(1, layer.weight.di
 bank.hint(
     4,
     "other-inputs",
-    "The inputs are rounded on another grid. They take the asymmetric kind, from 0 to high, whatever x holds, with `bits` in affine and in fake_quantize.",
+    "The inputs are rounded on another grid. Use the asymmetric kind, from 0 to high, whatever x holds, with "
+    "`bits` in both affine and fake_quantize.",
 )
 bank.slip(4, "other-inputs", ("high, bits)\n", "high)\n"), ("fake_quantize(x, *of_x, bits)", "fake_quantize(x, *of_x)"))
 bank.slip(4, "other-inputs", ("torch.zeros_like(high), high, bits)", "-high, high, bits)"))
@@ -349,7 +361,8 @@ bank.variant(4, "other-inputs", FUNCTION, ("affine(0 * high, high, bits)", "affi
 bank.hint(
     4,
     "masters-lost",
-    "The layer no longer holds its float32 weights. Training moves them by less than a step of the grid: kept rounded, they would never leave it. Call the layer with another weight, and leave it as it is.",
+    "The layer no longer holds its float32 weights. Training moves them by less than a step of the grid: if you "
+    "keep them rounded, they never leave it. Call the layer with another weight, and don't change its own.",
 )
 bank.slip(
     4,
@@ -372,7 +385,8 @@ bank.variant(4, "masters-lost", CLAMPED, ("    weight = back +", "    layer.weig
 bank.hint(
     4,
     "inputs-detached",
-    "The gradient ends at the inputs: the layers before this one would learn nothing. Call fake_quantize on x itself.",
+    "The gradient stops at the inputs, so the layers before this one would learn nothing. Call fake_quantize on x "
+    "itself.",
 )
 bank.slip(4, "inputs-detached", ("fake_quantize(x, *of_x, bits)", "fake_quantize(x.detach(), *of_x, bits)"))
 bank.slip(4, "inputs-detached", ("fake_quantize(x, *of_x, bits)", "dequantize(quantize(x, *of_x, bits), *of_x)"))
@@ -390,7 +404,9 @@ bank.variant(4, "weights-detached", FUNCTION, ("fake_quantize(layer.weight,", "f
 bank.hint(
     4,
     "ends-cut",
-    "The largest weight of each channel gets no gradient, or half of it. It lies on the end of the range, and is not saturated: take `<=` and `>=`, on the rounded integers. torch.minimum, and clamp to tensors, halve the gradient there.",
+    "The largest weight of each channel gets no gradient, or half of it. It is at the end of the range, and is not "
+    "saturated: use `<=` and `>=` on the rounded integers. torch.minimum, and clamp with tensors as limits, halve "
+    "the gradient there.",
 )
 bank.slip(4, "ends-cut", ("(steps >= least) & (steps <= most)", "(steps > least) & (steps < most)"))
 bank.slip(4, "ends-cut", ("return back + (x - x.detach()) * ((steps >= least) & (steps <= most))",
@@ -400,7 +416,8 @@ bank.variant(4, "ends-cut", FUNCTION, ("(steps >= least) & (steps <= most)", "(s
 bank.hint(
     4,
     "eight-bits",
-    "The scales are those of `bits`, but fake_quantize is not told of them: it takes 8, and saturates too late. Give it `bits`, too.",
+    "The scales follow `bits`, but fake_quantize doesn't get it: it uses 8 and saturates too late. Pass `bits` to "
+    "it too.",
 )
 bank.slip(4, "eight-bits", ("*of_weight, bits, symmetric=True)", "*of_weight, symmetric=True)"), ("*of_x, bits)", "*of_x)"))
 bank.slip(4, "eight-bits", ("fake_quantize(x, *of_x, bits)", "fake_quantize(x, *of_x)"))
@@ -409,7 +426,8 @@ bank.variant(4, "eight-bits", CLAMPED, ("bits, False), bits, False)", "bits, Fal
 bank.hint(
     4,
     "wrong-layer-gradient",
-    "Another gradient arrives: of the inputs, weights and bias of the layer. It is that of the rounded layer, passed through by your fake_quantize.",
+    "The gradients of the inputs, weights and bias are wrong. They are those of the layer with rounded weights and "
+    "inputs, passed through by your fake_quantize.",
 )
 bank.slip(
     4,
@@ -435,7 +453,7 @@ bank.variant(
 bank.hint(
     4,
     "old-scale",
-    "After a step of the optimizer the weights are others, and so is their range: find it anew at each call.",
+    "After an optimizer step the weights have changed, and so has their range: compute it again in each call.",
 )
 bank.slip(
     4,

@@ -79,7 +79,7 @@ bank.slip(7, None, ("    x = x.clamp(-most, most)\n", "    x = torch.nan_to_num(
 bank.slip(7, None, ("torch.where(scale > 0, scale, 1.0)", "scale.clamp(min=1e-38)"))
 
 ROUND = "torch.round(x / step) * step"
-bank.hint(7, "form", "round_float returns float32 numbers in the shape of x: what the codes stand for, not the codes.")
+bank.hint(7, "form", "round_float returns float32 numbers in the shape of x: the values of the codes, not the codes.")
 bank.slip(7, "form", (ROUND, f"({ROUND}).to(torch.float8_e4m3fn)"))
 bank.slip(7, "form", (ROUND, f"({ROUND}).half()"))
 bank.slip(7, "form", (ROUND, f"{ROUND}, step"))
@@ -91,7 +91,8 @@ bank.variant(7, "one-exponent", LOGS, ("torch.log2(size))", "torch.log2(size.max
 
 bank.hint(
     7, "one-bit-less",
-    "The distance between neighbours is twice or half of the right one. torch.frexp has a fraction from 1/2 to 1, so its exponent is one more than floor(log2 |x|).",
+    "The distance between neighbours is twice or half the right one. torch.frexp has a fraction from 1/2 to 1, so "
+    "its exponent is one more than floor(log2 |x|).",
 )  # fmt: skip
 bank.slip(7, "one-bit-less", ("(exponent - 1)", "exponent"))
 bank.slip(7, "one-bit-less", ("(exponent - 1)", "(exponent - 2)"))
@@ -99,7 +100,8 @@ bank.variant(7, "one-bit-less", LOGS, ("torch.floor(torch.log2(size))", "(torch.
 bank.variant(7, "one-bit-less", BITS, ("drop = 23 - mantissa", "drop = 24 - mantissa"))
 
 bank.hint(
-    7, "cut-off", "Digits are cut off, not rounded: take the nearest number of the format, and of two the even one."
+    7, "cut-off", "Digits are cut off, not rounded. Take the nearest number of the format, and the even one if two "
+                  "are equally near."
 )
 bank.slip(7, "cut-off", ("torch.round(x / step)", "torch.trunc(x / step)"))
 bank.slip(7, "cut-off", ("torch.round(x / step)", "(x / step).int()"))
@@ -110,7 +112,8 @@ bank.variant(7, "cut-off", LOGS, (".round()", ".floor()"))
 
 bank.hint(
     7, "too-many-digits",
-    "Large numbers keep more digits than the format has. Between two powers of two there are 2 ** mantissa numbers: the step grows with |x|, and doubles at each power of two.",
+    "Large numbers keep more digits than the format has. There are 2 ** mantissa numbers between two powers of "
+    "two, so the step grows with |x| and doubles at each power of two.",
 )  # fmt: skip
 bank.slip(7, "too-many-digits", ("return " + ROUND, "return 1 * x"))
 bank.slip(7, "too-many-digits", ("(exponent - 1).clamp(min=least)", "torch.full_like(x, least)"))
@@ -121,14 +124,15 @@ bank.variant(7, "too-many-digits", LOGS, ("return torch", "return x.half().float
 bank.hint(
     7,
     "one-exponent",
-    "All numbers have the step of the largest one. Each has an exponent of its own, and its step follows from that.",
+    "All numbers have the step of the largest one. Each number has its own exponent, which determines its step.",
 )
 bank.slip(7, "one-exponent", ("torch.frexp(x)", "torch.frexp(x.abs().amax() if x.numel() else x)"))
 bank.variant(7, "one-exponent", LOGS, ("torch.log2(size)", "torch.log2(size.max() if x.numel() else size)"))
 
 bank.hint(
     7, "wrong-rounding",
-    "These are not the nearest numbers of the format. The step is 2 ** (exponent - mantissa), with the exponent of |x|; x / step is rounded to an integer.",
+    "These are not the nearest numbers of the format. The step is 2 ** (exponent - mantissa), with the exponent of "
+    "|x|; round x / step to an integer.",
 )  # fmt: skip
 bank.slip(7, "wrong-rounding", ("torch.exp2(", "torch.exp("))
 bank.slip(7, "wrong-rounding", (ROUND, "torch.round(x / step)"))
@@ -145,14 +149,15 @@ bank.variant(7, "wrong-rounding", LOGS, ("steps * 2.0 ** (exponent - mantissa)",
 bank.hint(
     7,
     "halves",
-    "A number halfway between two goes to the even neighbour, as torch.round does it, not always up or away from 0.",
+    "A number halfway between two goes to the even neighbour, as with torch.round, not always up or away from 0.",
 )
 bank.slip(7, "halves", (ROUND, "torch.floor(x / step + 0.5) * step"))
 bank.slip(7, "halves", (ROUND, "torch.copysign(torch.floor((x / step).abs() + 0.5) * step, x)"))
 bank.variant(7, "halves", BITS, (" - 1 + even", ""))
 bank.variant(7, "halves", LOGS, (".round()", ".add(0.5).floor()"))
 
-bank.hint(7, "input-changed", "x is changed: it may be a weight's float32 master. clamp and round into a new tensor.")
+bank.hint(7, "input-changed", "You changed x, which may be a weight's float32 master. Clamp and round into a new "
+                              "tensor.")
 bank.slip(
     7,
     "input-changed",
@@ -168,7 +173,8 @@ bank.variant(
 
 bank.hint(
     7, "too-fine",
-    "Numbers below the least normal one come out too fine. The exponent ends at `least`: below it, the step stays as it is there.",
+    "Numbers below the least normal one come out too fine. The exponent stops at `least`: below it, the step no "
+    "longer shrinks.",
 )  # fmt: skip
 bank.slip(7, "too-fine", (".clamp(min=least)", ""))
 bank.slip(7, "too-fine", (".clamp(min=least)", ".clamp(min=least - mantissa)"))
@@ -178,7 +184,8 @@ bank.variant(7, "too-fine", LOGS, (".clamp(min=least)", ".clamp(min=least - mant
 
 bank.hint(
     7, "flushed",
-    "All numbers below the least normal one become 0. Between it and 0 there are more: the subnormal numbers, with the step that it has.",
+    "All numbers below the least normal one become 0. Between it and 0 are the subnormal numbers, with the same "
+    "step as at the least normal one.",
 )  # fmt: skip
 bank.slip(7, "flushed", ("return " + ROUND, f"return torch.where(x.abs() < 2.0**least, 0 * x, {ROUND})"))
 bank.variant(7, "flushed", BITS, ("small = (x / grid).round() * grid", "small = 0 * x"))
@@ -188,7 +195,8 @@ bank.variant(
 
 bank.hint(
     7, "wrong-small",
-    "Numbers near 0 come out wrong. Below the least normal number the step is 2 ** (least - mantissa), down to 0; and 0 itself stays 0.",
+    "Numbers near 0 come out wrong. Below the least normal number the step is 2 ** (least - mantissa), down to 0; "
+    "0 itself stays 0.",
 )  # fmt: skip
 bank.slip(7, "wrong-small", (".clamp(min=least)", ".clamp(min=least + 1)"))
 bank.slip(
@@ -206,7 +214,8 @@ bank.variant(
 
 bank.hint(
     7, "not-saturated",
-    "Numbers beyond the range do not become the largest one. `most` is the end, whatever the formula gives: clamp to -most and most.",
+    "Numbers beyond the range don't become the largest one. `most` is the limit, whatever the formula gives: clamp "
+    "to -most and most.",
 )  # fmt: skip
 bank.slip(7, "not-saturated", ("    x = x.clamp(-most, most)\n", ""))
 bank.slip(7, "not-saturated", ("x.clamp(-most, most)", "x.clamp(max=most)"))
@@ -228,7 +237,7 @@ bank.variant(7, "not-saturated", LOGS, (".clamp(max=most)", ""))
 bank.hint(
     7,
     "wrong-large",
-    "Numbers beyond the range, and infinities, become the largest number of the format, with their sign.",
+    "Numbers beyond the range, and infinities, must become the largest number of the format, with their sign.",
 )
 bank.slip(7, "wrong-large", ("x = x.clamp(-most, most)", "x = torch.where(x.abs() > most, most, x)"))
 bank.slip(7, "wrong-large", ("x = x.clamp(-most, most)", "x = torch.where(x.abs() > most, 0, x)"))
@@ -245,7 +254,8 @@ bank.variant(
 bank.hint(
     7,
     "infinities",
-    "An infinity becomes NaN on the way: its exponent is infinite, or any. Clamp x before anything is computed from it.",
+    "An infinity becomes NaN in your computation, because its exponent is infinite or arbitrary. Clamp x before "
+    "you compute anything from it.",
 )
 bank.slip(7, "infinities", ("x = x.clamp(-most, most)\n    _, exponent = torch.frexp(x)", "exponent = torch.floor(torch.log2(x.abs())) + 1"),
           ("return " + ROUND, f"return ({ROUND}).clamp(-most, most)"))  # fmt: skip
@@ -257,14 +267,14 @@ bank.variant(
     ("steps * 2.0 ** (exponent - mantissa)", "(steps * 2.0 ** (exponent - mantissa)).clamp(max=most)"),
 )
 
-bank.hint(7, "nan-lost", "NaN becomes a number. It says that something went wrong: let it pass.")
+bank.hint(7, "nan-lost", "NaN becomes a number. NaN says that something went wrong: let it through.")
 bank.slip(7, "nan-lost", ("x = x.clamp(-most, most)", "x = x.nan_to_num(0.0).clamp(-most, most)"))
 bank.slip(7, "nan-lost", ("return " + ROUND, f"return ({ROUND}).nan_to_num(most)"))
 bank.variant(7, "nan-lost", BITS, ("return torch.where(x.isnan(), x, y)", "return torch.where(x.isnan(), most, y)"))
 
 bank.hint(
     7, "hard-coded",
-    "E4M3 and E5M2 come out right, another format does not: take bits and limits from the arguments.",
+    "E4M3 and E5M2 come out right, but another format doesn't. Take bits and limits from the arguments.",
 )  # fmt: skip
 CAST = "x.clamp(-most, most).to(torch.float8_e4m3fn if mantissa == 3 else torch.float8_e5m2).float()"
 bank.slip(7, "hard-coded", ("return " + ROUND, f"return {CAST}"))
@@ -279,18 +289,19 @@ bank.slip(7, "scale-form", ("x.abs().amax() / most", "x.abs().amax(-1, keepdim=T
 bank.slip(7, "scale-form", ("torch.where(scale > 0, scale, 1.0)", "scale.item()"))
 bank.variant(7, "scale-form", LOGS, (".clamp(min=1e-30) / most", ".clamp(min=1e-30).item() / most"))
 
-bank.hint(7, "upside-down", "That is one divided by the scale. x / scale shall fit, so the scale is large where x is.")
+bank.hint(7, "upside-down", "This is one divided by the scale. x / scale must fit, so the scale is large where x is.")
 bank.slip(7, "upside-down", ("x.abs().amax() / most", "most / x.abs().amax()"))
 bank.variant(7, "upside-down", LOGS, (".clamp(min=1e-30) / most", ".clamp(min=1e-30).reciprocal() * most"))
 
-bank.hint(7, "one-sided", "The number that is farthest from 0 may be negative: take magnitudes.")
+bank.hint(7, "one-sided", "The number farthest from 0 may be negative: take magnitudes.")
 bank.slip(7, "one-sided", ("x.abs().amax() / most", "x.amax() / most"))
 bank.variant(7, "one-sided", LOGS, ("torch.maximum(x.max(), -x.min())", "x.max()"))
 
 bank.slip(7, "one-sided", ("F.pad(x.abs(),", "F.pad(x,"))
 bank.variant(7, "one-sided", LOGS, ("x.abs().split", "x.split"))
 
-bank.hint(7, "wrong-scale", "Divided by this scale, the largest magnitude is not `most`. The scale is their quotient.")
+bank.hint(7, "wrong-scale", "Divided by this scale, the largest magnitude is not `most`. The scale is the largest "
+                            "magnitude divided by `most`.")
 bank.slip(7, "wrong-scale", ("x.abs().amax() / most", "x.abs().mean() / most"))
 bank.slip(7, "wrong-scale", ("x.abs().amax() / most", "x.abs().amax()"))
 bank.slip(7, "wrong-scale", ("x.abs().amax() / most", "x.abs().amax().clamp(min=1e-4) / most"))
@@ -303,7 +314,8 @@ bank.variant(7, "wrong-scale", BITS, ("top / most if", "top if"))
 REPEAT = ".repeat_interleave(size, -1)[..., : x.shape[-1]]"
 bank.hint(
     7, "blocks-form",
-    "block_scales returns float32 in the shape of x: the scale of a block stands at each of its numbers, also in a last block that is shorter.",
+    "block_scales returns float32 in the shape of x: each number gets the scale of its block, also in a last block "
+    "that is shorter.",
 )  # fmt: skip
 bank.slip(7, "blocks-form", (REPEAT, ""))
 bank.slip(7, "blocks-form", ("[..., : x.shape[-1]]", ""))
@@ -312,7 +324,7 @@ bank.variant(7, "blocks-form", LOGS, ("parts.append(scale.expand(part.shape))", 
 
 bank.hint(
     7, "rounded-down",
-    "A number of the block is larger than `most` times its scale, and is cut off. Round the exponent up.",
+    "A number of the block is larger than `most` times its scale, so it is cut off. Round the exponent up.",
 )  # fmt: skip
 bank.slip(7, "rounded-down", (".ceil()", ".floor()"))
 bank.slip(7, "rounded-down", (".ceil()", ".round()"))
@@ -336,7 +348,8 @@ bank.variant(7, "no-power", LOGS, ("torch.exp2(torch.floor(torch.log2(top / most
 
 bank.hint(
     7, "twice-too-large",
-    "A smaller power of two would do. Where the largest magnitude is exactly `most` times a power of two, that one is the scale.",
+    "A smaller power of two is enough. Where the largest magnitude is exactly `most` times a power of two, this "
+    "power is the scale.",
 )  # fmt: skip
 bank.slip(7, "twice-too-large", (".ceil()", ".floor().add(1)"))
 bank.slip(7, "twice-too-large", (".ceil()", ".ceil().add(1)"))
@@ -344,20 +357,21 @@ bank.variant(7, "twice-too-large", BITS, ("(exponent - (fraction == 0.5).int())"
 bank.variant(7, "twice-too-large", LOGS, ("scale * most < top", "scale * most <= top"))
 
 bank.hint(
-    7, "one-for-all", "All numbers share one scale here, or all of a row. Each block of `size` numbers has its own."
+    7, "one-for-all", "All numbers share one scale here, or all numbers of a row. Each block of `size` numbers has "
+                      "its own."
 )
 bank.slip(7, "one-for-all", ("blocks.amax(-1)", "blocks.amax(-1).amax(-1, keepdim=True).expand(blocks.shape[:-1])"))
 bank.slip(7, "one-for-all", ("blocks.amax(-1)", "blocks.amax().expand(blocks.shape[:-1])"))
 bank.variant(7, "one-for-all", LOGS, ("top = part.amax(-1, keepdim=True)", "top = x.abs().amax(-1, keepdim=True)"))
 
-bank.hint(7, "size-fixed", "Blocks of 32 come out right, others not: their length is `size`.")
+bank.hint(7, "size-fixed", "Blocks of 32 come out right, others don't: their length is `size`.")
 bank.slip(
     7, "size-fixed", ("% size", "% 32"), ("(-1, size)", "(-1, 32)"), ("repeat_interleave(size", "repeat_interleave(32")
 )
 bank.variant(7, "size-fixed", LOGS, (".split(size,", ".split(32,"))
 
 bank.hint(
-    7, "over-rows", "Blocks run on over the end of a row here. Each row of the last axis begins with a new block."
+    7, "over-rows", "Your blocks run over the end of a row. Each row of the last axis begins with a new block."
 )
 bank.slip(
     7,
@@ -379,21 +393,24 @@ bank.variant(
 
 bank.hint(
     7, "wrong-exponent",
-    "These are not the scales of the blocks: the least power of two with which the largest magnitude of `size` consecutive numbers of the last axis is at most `most`.",
+    "These are not the scales of the blocks. A scale is the least power of two by which the largest magnitude of "
+    "`size` consecutive numbers of the last axis can be divided to be at most `most`.",
 )  # fmt: skip
 bank.slip(7, "wrong-exponent", ("blocks.amax(-1)", "blocks.mean(-1)"))
 bank.slip(7, "wrong-exponent", ("blocks.amax(-1).double()", "blocks.amax(-1)"))
 bank.slip(7, "wrong-exponent", ("blocks.amax(-1).double() / most", "blocks.amax(-1)"))
 bank.variant(7, "wrong-exponent", LOGS, ("top = part.amax(-1, keepdim=True)", "top = part.mean(-1, keepdim=True)"))
 
-bank.hint(7, "below-e8m0", "The exponent of a scale ends at -127: the byte can hold no less. Clamp it there, and no higher.")
+bank.hint(7, "below-e8m0", "The exponent of a scale can't go below -127, the least that the byte can hold. Clamp "
+                           "it there, and no higher.")
 bank.slip(7, "below-e8m0", (".clamp(min=-127)", ".clamp(min=-149)"))
 bank.variant(7, "below-e8m0", BITS, (".clamp(min=-127)", ""))
 
 bank.hint(
     7,
     "no-range",
-    "A tensor or a block of zeros needs a scale, too: any that is positive and finite. With 0, 0 / 0 is NaN.",
+    "A tensor or a block of zeros needs a scale too: any positive, finite number. With 0, you compute 0 / 0, which "
+    "is NaN.",
 )
 bank.slip(7, "no-range", ("torch.where(scale > 0, scale, 1.0)", "scale"))
 bank.slip(
@@ -409,7 +426,7 @@ bank.variant(7, "no-range", LOGS, (".clamp(min=1e-30) / most", " / most"))
 bank.hint(
     7,
     "loops",
-    "That goes through numbers or rows one by one. The operations of PyTorch take whole tensors: a weight has millions of numbers.",
+    "You loop over single numbers or rows. PyTorch's operations take whole tensors: a weight has millions of numbers.",
 )
 bank.slip(7, "loops", ("    blocks =", "    for one in x.flatten():\n        one * 1\n    blocks ="))
 bank.slip(7, "loops", ("blocks.amax(-1)", "torch.stack([row.amax(-1) for row in blocks])"))
