@@ -19,25 +19,29 @@ from dlojz_tp.probes.networks import batches
 from dlojz_tp.probes.operations import Operations, in_words, syncs
 
 HINTS = {
-    "update-cast": "After the step the {what} are in {got_dtype}. Parameters and gradients stay in float32.",
-    "no-dictionary": "Return a dictionary: name of the module to dtype of its output.",
-    "containers-included": "{names} are containers: the output is that of a module inside. Only modules without children.",
-    "modules-missing": "These modules are missing: {names}. Go through named_modules(), to the depth.",
-    "one-name": "Only {names} is there, though all modules ran. Do all hooks use the variable of the loop? When they run it "
-    "has its last value: bind it, for example as a default argument, name=name.",
-    "root-only": "Only the network's own children were looked at. named_modules() goes to the depth, named_children() not.",
-    "parameter-dtypes": "These are dtypes of parameters or inputs. Wanted are those of the outputs, under autocast.",
+    "update-cast": "After the step the {what} are in {got_dtype}. Parameters and gradients must stay in float32.",
+    "no-dictionary": "Return a dictionary from the name of each module to the dtype of its output.",
+    "containers-included": "{names} are containers: their output is the output of a module inside. Report only "
+                           "modules without children.",
+    "modules-missing": "These modules are missing: {names}. Go through named_modules(), which reaches every level.",
+    "one-name": "Only {names} is there, though all modules ran. Do all hooks use the loop variable? When they run, "
+                "it has its last value: bind the current one, for example as a default argument, name=name.",
+    "root-only": "You looked only at the network's own children. named_modules() reaches every level, "
+                 "named_children() does not.",
+    "parameter-dtypes": "These are dtypes of parameters or inputs. Report the dtypes of the outputs under autocast.",
     "outside-autocast": "All outputs are in float32: the network did not run under autocast.",
-    "dtype-ignored": "The argument dtype is float16 here, and outputs came in bfloat16.",
-    "dtype-by-kind": "{name} gives {wanted_dtype}, not {got_dtype}: look at the output that comes, not at the kind of module.",
-    "wrong-names": "The keys must be the names that named_modules() gives; {names} are not.",
+    "dtype-ignored": "The argument dtype is float16 here, but the outputs are in bfloat16.",
+    "dtype-by-kind": "The output of {name} is in {wanted_dtype}, not {got_dtype}. Look at the output itself, not "
+                     "at the kind of module.",
+    "wrong-names": "The keys must be the names that named_modules() gives, but {names} are not.",
     "not-tensors": "{names} returns something that is not a tensor: leave it out.",
-    "hooks-left": "{n} hooks are still on the modules: every later forward pass runs them. Keep their handles, and remove "
-    "them even when the forward pass raises.",
-    "mode-changed": "{name} came in {mode} mode and left in another. Parts may be in another mode than the whole, a frozen "
-    "batch norm for example, and train() changes them all: keep the mode of each module.",
-    "statistics-changed": "Looking changed {name}: batch norm learns from every forward pass in training mode.",
-    "graph-recorded": "The forward pass recorded a graph: memory for nothing. Use torch.no_grad().",
+    "hooks-left": "{n} hooks are still on the modules, so every later forward pass runs them. Keep their handles, "
+                  "and remove them even if the forward pass raises.",
+    "mode-changed": "{name} was in {mode} mode before your call and is in the other mode after it. Parts of a "
+                    "network may be in another mode than the whole, a frozen batch norm for example, and train() "
+                    "changes them all: save and restore the mode of each module.",
+    "statistics-changed": "Your report changed {name}: in training mode, batch norm learns from every forward pass.",
+    "graph-recorded": "The forward pass recorded a graph, which takes memory for nothing. Use torch.no_grad().",
 }
 
 
@@ -49,11 +53,11 @@ def balise_2(step, dtypes):
     optimizer = spies.SpySGD(model.parameters())
     before = [p.detach().clone() for p in model.parameters()]
     weights, losses, _ = spies.loop(spies.watched_network(), data)
-    yield "the step returns the loss and the logits, both without their graph"
+    yield "the step returns the loss and the logits, both detached from the graph"
     cpu = torch.device("cpu")
     with Operations() as operations, spies.autocast_seen() as asked:
         loss, logits = returned(step(model, *data[0], optimizer, cpu))
-    yield "forward under autocast in bfloat16; weights, gradients and loss in float32"
+    yield "the forward pass runs under autocast in bfloat16; weights, gradients and loss are in float32"
     state_of_forward(model, loss, torch.bfloat16, asked)
     for g in optimizer.grads or []:
         if g is not None and g.dtype != torch.float32:
@@ -63,7 +67,7 @@ def balise_2(step, dtypes):
         raise Wrong("sum-not-mean" if total else "wrong-loss", expected=losses[0], got=loss)
     right_logits(logits, data[0][0])
     loss_of_logits(loss, logits, data[0][1], torch.bfloat16)
-    yield "after three steps the weights are those of a float64 loop"
+    yield "after three steps the weights match those of a float64 loop"
     found = [loss]
     for k, batch in enumerate(data):
         if k:
@@ -82,13 +86,13 @@ def balise_2(step, dtypes):
     if not all(map(torch.equal, model.parameters(), kept)) or all(torch.equal(p, p.bfloat16().float()) for p in kept):
         raise Wrong("weights-converted", got_dtype="bfloat16", expected="float32, with all its digits")
     loss_in_float32(found, torch.bfloat16)
-    yield "nothing waits for the device; autocast of its type, copies that do not block"
+    yield "nothing waits for the device: autocast has its type, copies don't block"
     if syncs(operations):
         raise Wrong("hidden-sync", error=in_words(syncs(operations)))
     runs_on_gpu(step, torch.bfloat16)
-    yield "the report: the output's dtype of every module, as it comes"
+    yield "the report has the output dtype of every module, as computed"
     _report(dtypes)
-    yield "the report leaves no hook behind, not even after an error; mode and statistics stay"
+    yield "the report leaves no hook, not even after an error; modes and statistics are unchanged"
     _leaves_nothing(dtypes)
 
 

@@ -10,30 +10,33 @@ from dlojz_tp.probes.networks import batches
 
 HINTS = {
     "not-loss-and-logits": "Return two things: the loss and the logits.",
-    "number-returned": "The {what} came back as {kind}. Making a Python number waits for the device in every step: return "
-    "the tensor.",
-    "graph-kept": "The {what} still carries its graph, and with it every activation of the step. Return it detached.",
+    "number-returned": "You return the {what} as {kind}. Making a Python number waits for the device in every "
+                       "step: return the tensor.",
+    "graph-kept": "The {what} is still attached to its graph, which keeps every activation of the step. Return it "
+                  "detached.",
     "no-autocast": "The forward pass did not run under autocast.",
     "wrong-dtype": "Autocast was on, but in {got_dtype}. The default is bfloat16 on a CPU and float16 on a GPU: name the dtype.",
-    "weights-converted": "The weights were converted to {got_dtype}. Autocast makes 16-bit copies for each step: the weights "
-    "themselves stay in float32.",
-    "loss-in-half": "The loss is computed in {got_dtype}. Under autocast cross_entropy computes in float32; outside of it, it takes "
-    "the dtype of the logits.",
+    "weights-converted": "You converted the weights to {got_dtype}. Autocast makes 16-bit copies for each step: "
+                         "the weights themselves stay in float32.",
+    "loss-in-half": "You compute the loss in {got_dtype}. Under autocast, cross_entropy computes in float32; "
+                    "outside, it uses the dtype of the logits.",
     "forward-twice": "The network ran {n} times in the step. Once is enough: logits and loss come from the same forward pass.",
-    "eval-mode": "The model was switched to eval(). A training step leaves the mode alone.",
-    "wrong-logits": "The logits are not the network's output for this batch, before the update.",
-    "scaled-loss-returned": "The loss that came back is the scaled one. Keep the true loss for whoever reads it.",
-    "sum-not-mean": "This loss is the sum over the batch. cross_entropy gives the mean by default.",
+    "eval-mode": "You switched the model to eval(). A training step must not change the mode.",
+    "wrong-logits": "The logits are not the network's output for this batch before the update.",
+    "scaled-loss-returned": "You return the scaled loss. Return the true loss, so that it can be logged.",
+    "sum-not-mean": "This loss is the sum over the batch. By default, cross_entropy gives the mean.",
     "wrong-loss": "The loss is not the mean cross-entropy of the batch before the update.",
     "no-update": "The weights did not change: the optimizer never stepped.",
-    "no-gradients": "At the update there are no gradients. Does backward() come before it, and zero_grad() not between?",
-    "gradients-add-up": "The first step is right, the next is not: gradients add up until zero_grad() clears them.",
-    "wrong-weights": "The weights differ from those of a float64 loop by more than half precision explains.",
+    "no-gradients": "There are no gradients at the update. Call backward() before it, and don't call zero_grad() "
+                    "in between.",
+    "gradients-add-up": "The first step is right, but the next is not: gradients add up until zero_grad() clears them.",
+    "wrong-weights": "The weights differ from those of a float64 loop by more than half precision can explain.",
     "step-not-moved": "Images and labels were not both moved to `device`: {error}",
-    "device-hard-coded": "Autocast was asked for {asked!r}, the device is of type {kind!r}. Take device.type.",
-    "no-longer-pinned": "On a GPU, a copy waits in spite of non_blocking=True{line}: what it copies is not the loader's pinned "
-    "memory any more. Copy first, and convert on the device.",
-    "step-blocks": "A copy waits until it is done. With non_blocking=True (and pinned memory) the CPU goes on while it runs.",
+    "device-hard-coded": "You use autocast for {asked!r}, but the device is of type {kind!r}. Use device.type.",
+    "no-longer-pinned": "On a GPU, a copy blocks in spite of non_blocking=True{line}: what it copies is no longer "
+                        "the loader's pinned memory. Copy first, and convert on the device.",
+    "step-blocks": "A copy blocks until it is done. With non_blocking=True (and pinned memory) the CPU goes on "
+                   "while the copy runs.",
 }
 
 
@@ -121,7 +124,7 @@ def runs_on_gpu(step, dtype):
     if seen.misplaced:
         raise Wrong("step-not-moved", error=seen.error)
     if len(seen.there) < 2:
-        raise Wrong("step-not-moved", error=f"{len(seen.there)} copies were seen, images and labels make two")
+        raise Wrong("step-not-moved", error=f"{len(seen.there)} copies were seen, but images and labels make two")
     blocking = sum(not copy.non_blocking for copy in seen.there)
     if blocking:
         raise Wrong("step-blocks", got=f"{blocking} of {len(seen.there)} copies block")

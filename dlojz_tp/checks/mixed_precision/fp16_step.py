@@ -16,36 +16,44 @@ from dlojz_tp.probes.networks import batches
 from dlojz_tp.probes.operations import Operations, in_words, syncs
 
 HINTS = {
-    "scaler-unused": "The scaler that was given is not used. Its scale() comes before backward(), its step() and update() "
-    "after.",
-    "autocast-left-on": "Autocast is still on when the step returns: all that follows in the program is rounded, the optimizer too. `with` ends it.",
-    "loss-not-scaled": "backward() did not start from scaler.scale(loss): small gradients are still lost.",
-    "optimizer-stepped-alone": "optimizer.step() was called outside the scaler. It would also be called when a gradient is "
-    "infinite: let scaler.step(optimizer) decide.",
-    "never-unscaled": "unscale_ is not called before the clipping: the norm is measured on gradients that are {scale:.0f} "
-    "times too large, and nearly every step is clipped. (Dividing by hand does not tell the scaler: step() divides again.)",
-    "clipped-before-unscale": "The gradients were clipped while they were still scaled. Change the order: unscale_ "
-    "first, so that max_norm limits the gradients themselves.",
-    "clipped-after-step": "The optimizer stepped with gradients that were not clipped yet.",
-    "not-clipped": "The gradients were not clipped: their global norm at the update is {norm:.3g}, max_norm is {limit:.3g}.",
-    "clipped-by-value": "Each number was cut off by itself. Clipping by global norm keeps the direction: one factor for all.",
-    "clipped-each": "Each parameter was clipped by its own norm. The global norm is that of all gradients as one vector.",
-    "always-normalised": "The norm is below max_norm here, and the gradients were changed all the same. Never make them "
-    "larger.",
-    "max-norm-ignored": "The global norm of the clipped gradients, the root of the sum of all squares, is {norm:.3g}. max_norm is "
-    "an argument: here it is {limit:.3g}.",
-    "other-norm": "Clipped is by another norm than the root of the sum of all squares, or to another limit than max_norm, of which it is made: the norm is "
-    "{norm:.3g} in the end, and max_norm is {limit:.3g}.",
+    "scaler-unused": "You don't use the given scaler. Call its scale() before backward(), and its step() and "
+                     "update() after.",
+    "autocast-left-on": "Autocast is still on when the step returns, so everything that follows is rounded, "
+                        "including the optimizer. `with` ends it.",
+    "loss-not-scaled": "backward() did not start from scaler.scale(loss), so small gradients are still lost.",
+    "optimizer-stepped-alone": "You call optimizer.step() outside the scaler, so it also runs when a gradient is "
+                               "infinite. Let scaler.step(optimizer) decide.",
+    "never-unscaled": "You don't call unscale_ before the clipping. The norm is measured on gradients that are "
+                      "{scale:.0f} times too large, so nearly every step is clipped. (If you divide yourself, the "
+                      "scaler doesn't know: step() divides again.)",
+    "clipped-before-unscale": "You clip the gradients while they are still scaled. Change the order: call unscale_ "
+                              "first, so that max_norm limits the true gradients.",
+    "clipped-after-step": "The optimizer stepped before the gradients were clipped.",
+    "not-clipped": "The gradients are not clipped: at the update their global norm is {norm:.3g}, but max_norm is "
+                   "{limit:.3g}.",
+    "clipped-by-value": "You cut off each number separately. Clipping by the global norm keeps the direction: "
+                        "multiply all numbers by one factor.",
+    "clipped-each": "You clip each parameter by its own norm. The global norm is the norm of all gradients as one "
+                    "vector.",
+    "always-normalised": "The norm is below max_norm here, but you changed the gradients all the same. Never make "
+                         "them larger.",
+    "max-norm-ignored": "The global norm of the clipped gradients, the root of the sum of all squares, is "
+                        "{norm:.3g}. max_norm is an argument, and here it is {limit:.3g}.",
+    "other-norm": "You clip by another norm than the root of the sum of all squares, or to a limit derived from "
+                  "max_norm instead of max_norm itself. The clipped gradients have the norm {norm:.3g}, and "
+                  "max_norm is {limit:.3g}.",
     "wrong-clipping": "The gradients at the update are not those of a float64 loop, clipped by their global norm.",
-    "no-scaler-update": "scaler.update() is never called: the scale can neither shrink after an overflow nor grow.",
-    "called-twice": "scaler.{name}() is called {n} times in a step. Once is right: step() updates the weights each time, and update() ends "
-    "the step.",
-    "loss-factor": "Before the clipping, the gradients are {factor:.3g} times those of the loss. backward() starts once, from "
-    "scaler.scale(loss): the loss is a mean already.",
-    "update-too-early": "scaler.update() came before scaler.step(). It ends the step: what unscale_ found is then forgotten.",
-    "overflow-applied": "The gradients were infinite and the weights changed. scaler.step(optimizer) skips such a step.",
+    "no-scaler-update": "You never call scaler.update(), so the scale can neither shrink after an overflow nor grow.",
+    "called-twice": "You call scaler.{name}() {n} times in a step. Call it once: each step() updates the weights, "
+                    "and update() ends the step.",
+    "loss-factor": "Before the clipping, the gradients are {factor:.3g} times those of the loss. Call backward() "
+                   "once, on scaler.scale(loss): the loss is a mean already.",
+    "update-too-early": "You call scaler.update() before scaler.step(). update() ends the step, so the scaler "
+                        "forgets what unscale_ found.",
+    "overflow-applied": "The gradients were infinite, but the weights changed. scaler.step(optimizer) skips such a "
+                        "step.",
     "overflow-raises": "An overflow is part of the method, not an error: {error}",
-    "scale-not-backed-off": "After an overflow the scale must be smaller: is scaler.update() called in every step?",
+    "scale-not-backed-off": "After an overflow the scale must be smaller. Do you call scaler.update() in every step?",
 }
 
 
@@ -55,23 +63,23 @@ def balise_1(step):
     data = batches(8, 8, 5)
     _, _, first = spies.loop(spies.watched_network(), data)
     limit = spies.global_norm(first) / 50  # small, so that clipping value by value shows
-    yield "it returns the loss and the logits, both without their graph"
+    yield "it returns the loss and the logits, both detached from the graph"
     run = _Run(step, limit)
     with Operations() as operations, spies.autocast_seen() as asked:
         loss, logits = run(data[0])
-    yield "forward under autocast in float16, weights and loss in float32"
+    yield "the forward pass runs under autocast in float16; weights and loss are in float32"
     state_of_forward(run.model, loss, torch.float16, asked)
     _right_loss(loss, data, logits)
     right_logits(logits, data[0][0])
     loss_of_logits(loss, logits, data[0][1], torch.float16)
-    yield "scale, backward, unscale_, step, update: in this order"
+    yield "scale, backward, unscale_, step, update, in this order"
     _order(run, first)
     yield "between unscale_ and step, the gradients are clipped by their global norm"
     _clipping(run, first, limit)
     _gentle(step, data, first)
-    yield "after three steps the weights are those of a float64 loop"
+    yield "after three steps the weights match those of a float64 loop"
     _weights(step, data, limit)
-    yield "with torch.amp.GradScaler: an overflow leaves the weights, and the scale shrinks"
+    yield "with torch.amp.GradScaler, an overflow doesn't change the weights, and the scale shrinks"
     _overflow(step, data)
     yield "nothing waits for the device: no value is read in the step"
     waits = syncs(operations) + ["scaler.get_scale"] * run.scaler.log.count("get_scale")

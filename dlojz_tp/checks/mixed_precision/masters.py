@@ -10,35 +10,41 @@ from dlojz_tp.measure import LiveBytes
 from dlojz_tp.probes.gpus import on_gpu
 
 HINTS = {
-    "ulp-shape": "One number for each value of x: same shape.",
-    "ulp-changes-x": "x itself has changed. A method whose name ends in _ writes into its tensor.",
-    "ulp-negative": "A distance is never negative. For a negative x it is that of its absolute value.",
-    "ulp-relative": "This is a share of x. The distance is the same over a whole power of two: for 1.0 and for 1.99.",
+    "ulp-shape": "Return one number for each value of x, in the same shape.",
+    "ulp-changes-x": "You changed x itself. A method whose name ends in _ writes into its tensor.",
+    "ulp-negative": "A distance is never negative. For a negative x, take the distance at its absolute value.",
+    "ulp-relative": "You return a fraction of x. The distance is the same from one power of two to the next: for "
+                    "1.0 and for 1.99.",
     "ulp-constant": "This is the distance at 1. It doubles with each power of two.",
-    "ulp-float32": "This is the distance in float32. The dtype is that of x.",
-    "ulp-half": "This is half a unit, the largest rounding error. Asked is the whole distance.",
-    "ulp-at-power": "At a power of two, or just below one, the exponent is off by one. Logarithms round: torch.frexp is exact.",
+    "ulp-float32": "This is the distance in float32. Use the dtype of x.",
+    "ulp-half": "This is half a unit, the largest rounding error. Return the whole distance.",
+    "ulp-at-power": "At a power of two, or just below one, the exponent is off by one. Logarithms are rounded, but "
+                    "torch.frexp is exact.",
     "ulp-at-zero": "The next number after 0 is the smallest subnormal: {wanted:.3g}.",
     "ulp-subnormal": "Among subnormals the distance no longer shrinks: it stays {wanted:.3g}.",
-    "ulp-wrong": "The distance from |x| to the next larger number of its dtype is another.",
+    "ulp-wrong": "This is not the distance from |x| to the next larger number of its dtype.",
     "parameters-widened": "After the step a parameter is in {got_dtype}. The model computes in 16 bits: write the rounded "
     "master into the parameter.",
-    "parameters-replaced": "The model's own parameters did not change. Write into them (copy_), do not make new ones.",
-    "masters-not-kept": "Small updates are lost: the parameters stand still. Masters are made once, in float32, and stay, and "
-    "each parameter is written from its master, rounded once, to its own dtype.",
+    "parameters-replaced": "The model's own parameters did not change. Write into them (copy_) instead of making "
+                           "new ones.",
+    "masters-not-kept": "Small updates are lost: the parameters don't move. Make the masters once, in float32, and "
+                        "keep them. In each step, write every parameter from its master, rounded once to the "
+                        "parameter's dtype.",
     "velocity-late": "The first step with momentum moves nothing. Update v with the gradient first, then the master with v.",
-    "momentum-in-half": "Momentum is kept in 16 bits: there too, what is below half a unit is lost.",
-    "momentum-dampened": "The new gradient enters momentum whole: v ← momentum · v + g, without (1 − momentum).",
+    "momentum-in-half": "The momentum is kept in 16 bits, so anything below half a unit is lost there too.",
+    "momentum-dampened": "Add the whole new gradient to the momentum: v ← momentum · v + g, without (1 − momentum).",
     "momentum-ignored": "These are the weights of SGD without momentum.",
-    "generator-used-up": "Made from model.parameters(), a generator, it moves nothing: list(parameters) in the line above has used the "
-    "generator up. Go through self.parameters.",
-    "grad-none": "A parameter without a gradient must be left as it is: {error}",
+    "generator-used-up": "If model.parameters(), a generator, is passed to it, the optimizer moves nothing: "
+                         "list(parameters) in the line above has used the generator up. Go through self.parameters.",
+    "grad-none": "Leave a parameter without a gradient as it is: {error}",
     "frozen-moved": "A parameter without a gradient moved.",
-    "zero-grad-missing": "After zero_grad() the gradients are still there, and the next backward adds to them.",
-    "float32-gradients-kept": "Between two steps {got_bytes:.0f} bytes a parameter are held: masters and momentum make 8. "
-    "Let go of the gradients in float32.",
-    "too-much-memory": "Between two steps {got_bytes:.0f} bytes a parameter are held: masters and momentum make 8.",
-    "leaves-the-device": "With its parameters on a GPU, the optimizer makes something elsewhere, or the CPU waits: {error}",
+    "zero-grad-missing": "After zero_grad() the gradients are still there, so the next backward adds to them.",
+    "float32-gradients-kept": "Between two steps you keep {got_bytes:.0f} bytes per parameter, but masters and "
+                              "momentum take 8. Free the float32 gradients.",
+    "too-much-memory": "Between two steps you keep {got_bytes:.0f} bytes per parameter, but masters and momentum "
+                       "take 8.",
+    "leaves-the-device": "When the parameters are on a GPU, the optimizer creates a tensor elsewhere, or the CPU "
+                         "waits: {error}",
     "sgd-wrong": "The parameters are not those of SGD in float32, rounded.",
 }
 
@@ -49,15 +55,15 @@ def balise_5(ulp, optimizer_class):
         yield f"the unit in the last place in {_name(dtype)}"
         _ulp(ulp, dtype)
     for dtype in (torch.bfloat16, torch.float16):
-        yield f"the masters: small updates add up, parameters in {_name(dtype)}"
+        yield f"with masters, small updates add up, parameters in {_name(dtype)}"
         _small_updates(optimizer_class, dtype)
         yield f"twenty steps of SGD with momentum, parameters in {_name(dtype)}"
         _steps(optimizer_class, dtype)
     yield "parameters without a gradient, and zero_grad"
     _none(optimizer_class)
-    yield "between two steps: 8 bytes a parameter, masters and momentum"
+    yield "between two steps: 8 bytes per parameter, for masters and momentum"
     _memory(optimizer_class)
-    yield "on a GPU: nothing is read, nothing is made elsewhere"
+    yield "on a GPU: no value is read, nothing is created elsewhere"
     _elsewhere(optimizer_class)
 
 

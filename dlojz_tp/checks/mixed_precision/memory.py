@@ -15,26 +15,28 @@ HINTS = {
     "bytes-no-dictionary": "Return a dictionary with the keys weights, gradients, states, masters and casts.",
     "keys-missing": "The dictionary needs the keys weights, gradients, states, masters and casts: {names} {verb} missing.",
     "bits-not-bytes": "These are bits. A byte has eight.",
-    "weights-halved": "Under autocast the weights themselves stay as they are; only their copies are in 16 bits.",
-    "gradients-halved": "A gradient has the dtype of its parameter, and under autocast the parameter is in float32.",
-    "gradients-widened": "A gradient has the dtype of its parameter: here 16 bits. Its float32 copy lives only in the update.",
-    "states-ignored": "An optimizer keeps {states} such numbers for each parameter.",
-    "states-halved": "With masters the optimizer works on the masters: its states are in float32.",
-    "states-widened": "Without masters the optimizer's states have the dtype of the parameters.",
+    "weights-halved": "Under autocast the weights themselves keep their dtype; only the copies of them are in 16 bits.",
+    "gradients-halved": "A gradient has the dtype of its parameter, which is float32 under autocast.",
+    "gradients-widened": "A gradient has the dtype of its parameter, here 16 bits. Its float32 copy exists only "
+                         "during the update.",
+    "states-ignored": "The optimizer keeps {states} such numbers for each parameter.",
+    "states-halved": "With masters, the optimizer works on the masters, so its states are in float32.",
+    "states-widened": "Without masters, the optimizer's states have the dtype of the parameters.",
     "masters-missing": "The masters are a second set of weights in float32: 4 bytes.",
     "masters-everywhere": "Without masters there is nothing to keep: 0 bytes.",
-    "casts-forgotten": "Autocast makes copies of the weights in the dtype it computes in, and keeps them until the backward "
-    "pass.",
-    "casts-everywhere": "Where the weights have the dtype of the computation already, autocast copies nothing: 0 bytes.",
-    "bytes-wrong": "{what}: {wanted_bytes} bytes a parameter were weighed.",
+    "casts-forgotten": "Autocast makes copies of the weights in the dtype of the computation, and keeps them until "
+                       "the backward pass.",
+    "casts-everywhere": "If the weights already have the dtype of the computation, autocast copies nothing: 0 bytes.",
+    "bytes-wrong": "{what}: measured in a step, they take {wanted_bytes} bytes per parameter.",
     "activation-of-weights": "An activation has the dtype of the computation, not that of the weights.",
-    "activation-wrong": "An activation takes as many bytes as a number of the dtype computed in.",
-    "not-whole": "A number of parameters is a whole number: an int.",
-    "activations-forgotten": "The activations take their part of the memory first.",
-    "activations-counted-wide": "An activation takes bytes_per_activation(setup) bytes: their number is given, not their bytes.",
-    "negative-model": "The activations alone do not fit: 0 parameters, not {size}.",
-    "binary-gigabytes": "capacity is in bytes already: do not convert it.",
-    "largest-wrong": "The largest model has the largest whole number of parameters that fits beside the activations.",
+    "activation-wrong": "An activation takes as many bytes as a number in the dtype of the computation.",
+    "not-whole": "The number of parameters is a whole number: return an int.",
+    "activations-forgotten": "Subtract the memory of the activations first.",
+    "activations-counted-wide": "An activation takes bytes_per_activation(setup) bytes. You are given the number "
+                                "of activations, not their bytes.",
+    "negative-model": "The activations alone do not fit, so the answer is 0 parameters, not {size}.",
+    "binary-gigabytes": "capacity is already in bytes: do not convert it.",
+    "largest-wrong": "Return the largest whole number of parameters that fits beside the activations.",
 }
 
 # a capacity that was converted, over the right one; what becomes a few bytes is cut off by whole numbers
@@ -69,7 +71,7 @@ SETUPS = [
 def balise_6(per_parameter, per_activation, largest_model):
     """Nine setups, three optimizers; then cards and activations."""
     for setup in SETUPS[:4]:
-        yield f"bytes a parameter, weighed on a step that runs: {setup.name}"
+        yield f"bytes per parameter, measured in a running step: {setup.name}"
         _parameter(per_parameter, setup)
     yield "other formats: float16, float64"
     for setup in SETUPS[4:]:
@@ -129,7 +131,8 @@ def _parameter(per_parameter, setup):
         for key in KEYS:
             if got[key] != truth[key]:
                 slug = _which(key, got, truth, setup, states)
-                raise Wrong(slug, expected=truth[key], got=got[key], where=f"{key}, {setup.name}, {states} states a parameter",
+                raise Wrong(slug, expected=truth[key], got=got[key], where=(f"{key}, {setup.name}, {states} states "
+                                                                            "per parameter"),
                             states=states, what=key, wanted_bytes=truth[key])  # fmt: skip
 
 

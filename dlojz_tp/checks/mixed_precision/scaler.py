@@ -13,40 +13,47 @@ from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.operations import Operations, in_words, syncs
 
 HINTS = {
-    "library-scaler": "This calls PyTorch's GradScaler. Write your own: you will race against it.",
-    "loss-detached": "scale(loss) lost the graph: backward() can no longer start from it.",
+    "library-scaler": "You call PyTorch's GradScaler. Write your own: you will race against it.",
+    "loss-detached": "scale(loss) lost the graph, so backward() can't start from it.",
     "scale-not-applied": "scale(loss) must be the loss times the scale.",
     "loss-overwritten": "scale() changed the loss itself. Return a new tensor.",
     "never-divided": "After unscale_ the gradients are still scaled.",
-    "divided-twice": "unscale_ was called before step, and step divided the gradients a second time.",
-    "unscaled-by-nobody": "Where unscale_ is not called before, step() has to do it: it stepped with scaled gradients.",
-    "first-group-only": "Only the first parameter group was looked at. An optimizer may have several.",
-    "inf-missed": "A gradient is {kind} in {where_word} parameter, and the optimizer stepped all the same.",
-    "nan-missed": "A gradient is NaN, and the optimizer stepped all the same. NaN is not infinite: torch.isfinite knows both.",
-    "finite-taken-for-overflow": "All gradients are finite, the largest is 1e30, and the step was skipped. Their squares "
-    "overflow, and float16's largest number is no limit in float32: ask whether the values themselves are finite.",
-    "always-skipped": "All gradients are finite, and the optimizer did not step.",
-    "second-unscale-allowed": "A second unscale_ before update() must raise RuntimeError, as in PyTorch: else it divides again.",
-    "unscale-refused": "After update() a new step begins, and unscale_ is allowed again: {error}",
-    "none-gradient": "A parameter without a gradient (None) must be left out: {error}",
-    "scale-not-a-number": "get_scale() returns the scale as a Python float.",
-    "no-backoff": "After an overflow the scale must be multiplied by backoff_factor.",
-    "no-growth": "After growth_interval good steps in a row the scale must be multiplied by growth_factor.",
-    "counter-not-reset-by-overflow": "An overflow ends the row of good steps: count from 0 again.",
-    "counter-not-reset-by-growth": "After it has grown, the scale grows again only after growth_interval good steps.",
-    "grows-too-late": "The scale grows one step too late: the step that completes growth_interval good ones counts.",
+    "divided-twice": "You call unscale_ before step, and step divides the gradients a second time.",
+    "unscaled-by-nobody": "If unscale_ was not called before, step() must do it. Here it stepped with scaled "
+                          "gradients.",
+    "first-group-only": "You looked only at the first parameter group. An optimizer may have several.",
+    "inf-missed": "A gradient is {kind} in {where_word} parameter, but the optimizer stepped all the same.",
+    "nan-missed": "A gradient is NaN, but the optimizer stepped all the same. NaN is not infinite: torch.isfinite "
+                  "detects both.",
+    "finite-taken-for-overflow": "All gradients are finite, the largest is 1e30, but the step was skipped. Their "
+                                 "squares overflow, and float16's largest number is no limit in float32: check "
+                                 "whether the values themselves are finite.",
+    "always-skipped": "All gradients are finite, but the optimizer did not step.",
+    "second-unscale-allowed": "A second unscale_ before update() must raise RuntimeError, as in PyTorch. Otherwise "
+                              "it divides again.",
+    "unscale-refused": "After update() a new step begins, so unscale_ must be allowed again: {error}",
+    "none-gradient": "Leave out a parameter without a gradient (None): {error}",
+    "scale-not-a-number": "get_scale() must return the scale as a Python float.",
+    "no-backoff": "After an overflow, multiply the scale by backoff_factor.",
+    "no-growth": "After growth_interval good steps in a row, multiply the scale by growth_factor.",
+    "counter-not-reset-by-overflow": "An overflow ends the run of good steps: count from 0 again.",
+    "counter-not-reset-by-growth": "After it has grown, the scale grows again only after another growth_interval "
+                                   "good steps.",
+    "grows-too-late": "The scale grows one step too late: the step that completes growth_interval good steps counts.",
     "grows-too-early": "The scale grows one step too early.",
-    "factors-hard-coded": "The factors are arguments: here growth_factor is {growth}, backoff_factor {backoff}.",
-    "growth-capped": "The scale grew to {got_scale:g} and no further. It has no upper limit but the overflows.",
-    "overflow-remembered": "Since the first overflow every step counts as one. Forget it in update().",
-    "scale-moved-in-step": "The scale changed before update(): a second optimizer of the same step would be unscaled wrongly.",
+    "factors-hard-coded": "The factors are arguments. Here growth_factor is {growth} and backoff_factor is {backoff}.",
+    "growth-capped": "The scale grew to {got_scale:g} and no further. Only overflows limit it.",
+    "overflow-remembered": "After the first overflow, every step counts as an overflow. Clear that record in update().",
+    "scale-moved-in-step": "The scale changed before update(), so a second optimizer in the same step would be "
+                           "unscaled wrongly.",
     "wrong-trace": "The scale is not the one that torch.amp.GradScaler has after the same steps.",
-    "weights-differ": "The scales agree, the weights do not: they differ from those of SGD on the gradients themselves.",
-    "read-in-unscale": "unscale_ reads a value from the device ({error}), and the processor waits there. What was found stays a tensor "
-    "until step() has to decide.",
-    "scaler-not-on-gpu": "On a GPU, a tensor is in the CPU's memory: {error}. What the gradients are looked at with is made where they are.",
-    "many-reads": "{n} values were read from the device in a step with three gradients. One is enough: put the verdicts "
-    "together on the device, read once, and keep what was read.",
+    "weights-differ": "The scales agree, but the weights do not: they differ from those of SGD on the true gradients.",
+    "read-in-unscale": "unscale_ reads a value from the device ({error}), so the CPU waits there. Keep the result "
+                       "as a tensor until step() has to decide.",
+    "scaler-not-on-gpu": "On a GPU, a tensor is in the CPU's memory: {error}. Create the tensors you check the "
+                         "gradients with on the gradients' device.",
+    "many-reads": "You read {n} values from the device in a step with three gradients. One is enough: combine the "
+                  "results of the checks on the device, read once, and keep the value.",
 }
 
 FIRST = 1024.0
@@ -57,18 +64,18 @@ def balise_4(scaler_class):
     with mock.patch.object(torch.amp.GradScaler, "__init__", _refuse):
         yield "scale: the loss times the scale, with its graph"
         _scales(scaler_class)
-        yield "unscale_: gradients divided, in all groups, None left out"
+        yield "unscale_: gradients are divided in all groups, None is left out"
         _unscales(scaler_class)
         yield "step: skipped for inf, -inf and NaN in any parameter, and for nothing else"
         _skips(scaler_class)
-        yield "unscale_ before step: divided once; a second call is an error until update()"
+        yield "unscale_ before step: gradients are divided once; a second call is an error until update()"
         _once(scaler_class)
-    yield "the trace of torch.amp.GradScaler on random overflows"
+    yield "the scale follows torch.amp.GradScaler on random overflows"
     for seed, options in enumerate(_OPTIONS):
         _trace(scaler_class, seed, options)
-    yield "at most one value read in a step"
+    yield "at most one value is read in a step"
     _reads(scaler_class)
-    yield "and where the gradients are on a GPU"
+    yield "also where the gradients are on a GPU"
     on_gpus(_on_gpu, scaler_class, known=left_on_cpu("scaler-not-on-gpu"), n=1)
 
 

@@ -8,28 +8,30 @@ from dlojz_tp.probes.operations import Operations
 
 HINTS = {
     "not-two-fractions": "Return two numbers: the fraction lost to zero and the fraction that becomes infinite.",
-    "zeros-counted-lost": "A gradient that is exactly zero in float32 is not lost by float16. Leave zeros out, above and "
-    "below the line of the fraction.",
-    "divided-by-all": "Divide by the number of values that are not zero, not by all.",
+    "zeros-counted-lost": "A gradient that is exactly zero in float32 is not lost by float16. Leave zeros out of "
+                          "both the numerator and the denominator.",
+    "divided-by-all": "Divide by the number of nonzero values, not by the number of all values.",
     "normals-only": "Values below 2**-14 are not lost yet: float16 has subnormals, down to 2**-24.",
-    "no-rounding": "Values between 2**-25 and 2**-24 are rounded up to 2**-24, not lost: the cast rounds to the nearest, and "
-    "2**-25, the tie, to even, which is zero.",
-    "tie-kept": "2**-25 lies in the middle between 0 and 2**-24. Ties go to even: it becomes zero.",
-    "scale-too-late": "The fraction lost does not depend on the scale. What is zero stays zero: multiply in float32, before "
-    "the cast.",
-    "divided-by-scale": "The gradients were divided by the scale. The loss is multiplied, and so is each gradient.",
-    "mean-of-fractions": "This is the mean of the fractions of each tensor. Count values over all tensors.",
-    "first-tensor-only": "Only one tensor was looked at.",
-    "percent": "A fraction lies between 0 and 1: this is a percentage or a count.",
-    "negative-missed": "Gradients have two signs. Compare the absolute value.",
-    "overflow-missed": "The second fraction: values that float16 makes infinite, here {wanted:.3f} of those not zero.",
-    "overflow-at-65504": "65,504 is the largest float16, and is not infinite; it takes 65,520 and more.",
-    "bf16-range": "According to this nothing is lost. That is so in bfloat16, with its range; asked is float16.",
-    "swapped-fractions": "Lost to zero first, infinite second.",
-    "gradients-overwritten": "The gradients were changed. They belong to the step.",
+    "no-rounding": "Values between 2**-25 and 2**-24 are rounded up to 2**-24, not lost. The cast rounds to the "
+                   "nearest number; only the tie, 2**-25, goes to the even one, which is zero.",
+    "tie-kept": "2**-25 is exactly halfway between 0 and 2**-24. Ties go to the even number, so it becomes zero.",
+    "scale-too-late": "The fraction lost does not depend on the scale. A value that has become zero stays zero: "
+                      "multiply in float32, before the cast.",
+    "divided-by-scale": "You divide the gradients by the scale. Scaling multiplies the loss, and so every gradient.",
+    "mean-of-fractions": "This is the mean of the tensors' fractions. Count the values over all tensors.",
+    "first-tensor-only": "You looked at only one tensor.",
+    "percent": "A fraction is between 0 and 1: this is a percentage or a count.",
+    "negative-missed": "Gradients may be negative. Compare the absolute value.",
+    "overflow-missed": "The second fraction is wrong. It counts the values that float16 makes infinite, here "
+                       "{wanted:.3f} of the nonzero ones.",
+    "overflow-at-65504": "65,504 is the largest float16 and is not infinite: values become infinite from 65,520 on.",
+    "bf16-range": "You find that nothing is lost. This is true of bfloat16, with its range, but the question is "
+                  "about float16.",
+    "swapped-fractions": "The order is wrong: return the fraction lost to zero first, the infinite one second.",
+    "gradients-overwritten": "You changed the gradients, which the step still needs.",
     "empty-fails": "Gradients that are all zero, or None, must give (0, 0): {error}",
     "wrong-fraction": "The fraction lost is wrong.",
-    "value-by-value": "{n} operations for {size} values. Cast whole tensors.",
+    "value-by-value": "You run {n} operations for {size} values. Cast whole tensors.",
 }
 
 
@@ -43,9 +45,9 @@ def balise_3(lost):
     yield "borders: subnormals are kept, ties go to even, 65,504 is the largest"
     _compare(lost, [_borders()], 1.0, "values around 2**-25, 2**-24, 2**-14 and 65,504")
     _compare(lost, [_borders() / 64], 64.0, "the same, scaled")
-    yield "exact zeros do not count; None, strides and empty tensors do not harm"
+    yield "exact zeros do not count; None, strides and empty tensors cause no error"
     _hard(lost)
-    yield "a few operations a tensor; the gradients are left as they were"
+    yield "a few operations per tensor; the gradients are unchanged"
     grads = [torch.randn(4000), torch.randn(50, 60)]
     before = [g.clone() for g in grads]
     with Operations() as operations:
