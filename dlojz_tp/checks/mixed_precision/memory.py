@@ -131,8 +131,7 @@ def _parameter(per_parameter, setup):
         for key in KEYS:
             if got[key] != truth[key]:
                 slug = _which(key, got, truth, setup, states)
-                raise Wrong(slug, expected=truth[key], got=got[key], where=(f"{key}, {setup.name}, {states} states "
-                                                                            "per parameter"),
+                raise Wrong(slug, expected=truth[key], got=got[key], where=f"{key}, {setup.name}, {states} states per parameter",
                             states=states, what=key, wanted_bytes=truth[key])  # fmt: skip
 
 
