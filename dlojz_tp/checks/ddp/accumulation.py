@@ -13,41 +13,48 @@ from dlojz_tp.probes.ranks import by_world
 from dlojz_tp.probes.traffic import Traffic
 
 HINTS = {
-    "exchange-each-time": "{found} all-reduces for {n} micro-batches, where the last alone should exchange. Run the others "
-    "inside no_sync().",
-    "forward-outside": "no_sync() is there, but around backward alone. DDP decides in the forward pass: it must lie inside, "
-    "too.",
-    "never-exchanged": "The gradients were never exchanged: the last micro-batch must run outside no_sync().",
-    "exchanged-too-early": "The gradients were exchanged with micro-batch {found} of {n}, and those of the later ones were not. The last "
-    "micro-batch must run outside no_sync(): its exchange takes along what has added up.",
-    "not-accumulated": "The micro-batches went through the network together, or were kept for one backward pass: their "
-    "activations all lie in memory at once, which accumulation is there to avoid.",
-    "bypassed": "The micro-batches went around DDP (through .module). Call the wrapped model.",
-    "sum-of-losses": "The gradients are {n} times too large: they add up over micro-batches. Scale each loss.",
-    "sum-not-divided": "The gradients are those of a sum over the samples. Divide it by all {samples} samples of the micro-batches.",
-    "cleared-each-time": "These are the gradients of the last micro-batch alone: zero_grad() for each of them throws away the others. Clear "
-    "once, before the first.",
-    "averaged-twice": "The gradients are world_size times too small. DDP averages over the ranks already: a rank's loss is the "
-    "mean over its own samples.",
-    "summed-over-ranks": "The gradients are world_size times too large. DDP averages them over the ranks, and all ranks have equally "
-    "many samples: divide by the samples of this rank, and multiply by nothing.",
-    "micro-means": "It is right for equal micro-batches, and wrong where one is smaller: weight each loss by its samples.",
-    "several-updates": "The optimizer made {found} steps. One is asked for, after the last micro-batch.",
-    "no-optimizer-step": "The weights did not change. Is optimizer.step() called?",
-    "old-gradients": "The first call is right, the second is not: gradients of the call before were still there.",
+    "exchange-each-time": "{found} all-reduces for {n} micro-batches, but only the last micro-batch should "
+                          "exchange. Run the others inside no_sync().",
+    "forward-outside": "You use no_sync(), but only around backward. DDP decides in the forward pass, so this must "
+                       "be inside too.",
+    "never-exchanged": "The gradients were never exchanged: run the last micro-batch outside no_sync().",
+    "exchanged-too-early": "The gradients were exchanged with micro-batch {found} of {n}, so those of the later "
+                           "ones were not. Run the last micro-batch outside no_sync(): its exchange includes the "
+                           "gradients accumulated before it.",
+    "not-accumulated": "The micro-batches went through the network together, or were kept for one backward pass. "
+                       "All their activations are then in memory at once, which accumulation is meant to avoid.",
+    "bypassed": "The micro-batches bypassed DDP (through .module). Call the wrapped model.",
+    "sum-of-losses": "The gradients are {n} times too large, because they add up over micro-batches. Scale each loss.",
+    "sum-not-divided": "The gradients are those of a sum over the samples. Divide by all {samples} samples of the "
+                       "micro-batches.",
+    "cleared-each-time": "These are the gradients of the last micro-batch alone. A zero_grad() in each micro-batch "
+                         "throws away the earlier gradients: clear once, before the first.",
+    "averaged-twice": "The gradients are world_size times too small. DDP already averages over the ranks: a rank's "
+                      "loss is the mean over its own samples.",
+    "summed-over-ranks": "The gradients are world_size times too large. DDP averages them over the ranks, and all "
+                         "ranks have equally many samples: divide by the samples of this rank, and don't multiply.",
+    "micro-means": "The result is right for equal micro-batches, but wrong where one is smaller. Weight each loss "
+                   "by its number of samples.",
+    "several-updates": "The optimizer made {found} steps. It should make one, after the last micro-batch.",
+    "no-optimizer-step": "The weights did not change. Do you call optimizer.step()?",
+    "old-gradients": "The first call is right, but the second is not: the gradients of the call before were still "
+                     "there.",
     "wrong-accumulation": "The weights are not those of one step on the whole batch of all ranks.",
-    "rate-not-number": "Return the learning rate of this step: one number.",
+    "rate-not-number": "Return the learning rate of this step as one number.",
     "rate-not-scaled": "After the warm-up the learning rate is base · batch / base_batch.",
-    "rate-square-root": "That is the square-root rule. Here the linear rule is asked for.",
-    "rate-inverted": "The target is base · batch / base_batch: these two are the other way round.",
-    "rate-geometric": "The warm-up multiplies by the same factor in each step. It is to add the same amount.",
-    "rate-smaller-batch": "With a batch smaller than base_batch the target lies below base, and the warm-up leads down to it.",
-    "rate-whole-numbers": "batch / base_batch is no whole number here, and a whole one was used: // and int() cut off, round() rounds. Divide with /.",
-    "rate-no-warm-up": "In the first steps the learning rate rises from base to the target, by the same amount each step.",
+    "rate-square-root": "This is the square-root rule. Use the linear rule.",
+    "rate-inverted": "The target is base · batch / base_batch. You swapped the two batch sizes.",
+    "rate-geometric": "Your warm-up multiplies by the same factor in each step. It should add the same amount.",
+    "rate-smaller-batch": "With a batch smaller than base_batch, the target is below base, and the warm-up goes "
+                          "down to it.",
+    "rate-whole-numbers": "batch / base_batch is not a whole number here, but you use one: // and int() cut off "
+                          "the decimals, round() rounds. Divide with /.",
+    "rate-no-warm-up": "In the first steps the learning rate rises from base to the target, by the same amount in "
+                       "each step.",
     "rate-from-zero": "The warm-up starts at base (step 0), not at 0.",
-    "rate-off-by-one": "The target is reached at step = warmup_steps; step 0 has the base rate.",
-    "rate-goes-on": "After the warm-up the learning rate stays where it is.",
-    "rate-no-warm-up-asked": "With warmup_steps = 0 the target is the rate from step 0 on: {error}",
+    "rate-off-by-one": "The target is reached at step = warmup_steps, and step 0 has the base rate.",
+    "rate-goes-on": "After the warm-up the learning rate no longer changes.",
+    "rate-no-warm-up-asked": "With warmup_steps = 0, the rate is the target from step 0 on: {error}",
     "rate-wrong": "The learning rate of this step is wrong.",
 }
 
@@ -57,7 +64,7 @@ def balise_5(accumulate, learning_rate):
     torch.set_num_threads(1)  # small truths: threads would only wait for each other; judge() puts the number back
     yield "one step equals a step on the whole batch of all ranks"
     yield from by_world(_judge, _accumulated, accumulate, timeout=15)
-    yield "the learning rate: linear in the batch, after a warm-up"
+    yield "the learning rate is linear in the batch, after a warm-up"
     _right_rates(learning_rate)
 
 

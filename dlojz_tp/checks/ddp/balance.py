@@ -8,21 +8,25 @@ from dlojz_tp.checking import Wrong
 
 HINTS = {
     "not-lists": "Return one list of sequence numbers for each rank: {n} lists.",
-    "not-numbers": "The lists hold the numbers of the sequences (their places in `lengths`), not their lengths.",
-    "sequence-lost": "Sequence {which} is on no rank.",
-    "sequence-twice": "Sequence {which} is on several ranks, or several times on one.",
-    "rank-without-work": "A rank has no sequence, though there are enough. The others would wait for it at every step.",
-    "equal-counts": "Each rank has equally many sequences, but not tokens: the fullest has {most} of {total}, {best} would do.",
-    "longest-first": "Going to the rank with the fewest tokens is right. Take the longest sequences first: a long one that "
-    "comes last has no counterweight left.",
-    "shortest-first": "That takes the shortest sequences first: the longest come last, and nothing is left to level them out.",
-    "numbered-from-one": "The places are counted from 1 here. Python's lists begin at place 0.",
-    "unbalanced": "The fullest rank has {most} tokens of {total}, {best} would do: the bound is 4/3 of the least possible.",
-    "not-level": "The fullest rank has {most} tokens, the mean is {best}. With so many sequences the ranks can be all but level: "
-    "at most 2 % more than the mean.",
+    "not-numbers": "Your lists hold the lengths of the sequences. Return their indices: their places in `lengths`.",
+    "sequence-lost": "You put sequence {which} on no rank.",
+    "sequence-twice": "You put sequence {which} on several ranks, or several times on one.",
+    "rank-without-work": "A rank has no sequence, though there are enough. The other ranks would wait for it at "
+                         "every step.",
+    "equal-counts": "Each rank has equally many sequences, but not equally many tokens: the fullest rank has "
+                    "{most} of {total}, and {best} is possible.",
+    "longest-first": "It is right to go to the rank with the fewest tokens. But take the longest sequences first: "
+                     "if a long one comes last, nothing is left to balance it.",
+    "shortest-first": "You take the shortest sequences first, so the longest come last and nothing is left to "
+                      "balance them.",
+    "numbered-from-one": "You count the places from 1. Indices in Python start at 0.",
+    "unbalanced": "The fullest rank has {most} tokens of {total}, and {best} is possible. At most 4/3 of the least "
+                  "possible number is allowed.",
+    "not-level": "The fullest rank has {most} tokens, and the mean is {best}. With so many sequences the ranks can "
+                 "be nearly equal: at most 2 % above the mean.",
     "lengths-changed": "The function changed the list it was given.",
-    "not-the-same-everywhere": "Two calls with the same lengths gave two answers. Every rank works this out by itself and "
-    "must find the same.",
+    "not-the-same-everywhere": "Two calls with the same lengths gave different answers. Every rank computes the "
+                               "lists by itself, and all must get the same.",
 }
 
 
@@ -37,7 +41,7 @@ def balise_6(balance):
         ([4, 4, 4], 4),
     ):
         _right_partition(balance, lengths, world_size)
-    yield "the fullest rank has at most 4/3 of the tokens of the best partition there is"
+    yield "the fullest rank has at most 4/3 of the tokens that the best partition gives it"
     found = [(lengths, size, _right_partition(balance, lengths, size)) for lengths, size in _hard()]
     for lengths, world_size, shares in found:
         best = _best(lengths, world_size)

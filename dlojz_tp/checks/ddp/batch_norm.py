@@ -14,46 +14,51 @@ from dlojz_tp.probes.traffic import Traffic
 from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
-    "not-summed": "AllReduceSum must return, on every rank, the sum of the ranks' tensors.",
+    "not-summed": "AllReduceSum must return the sum of the ranks' tensors on every rank.",
     "all-reduce-input-changed": "AllReduceSum changed its input. all_reduce works in place: give it a copy.",
-    "incoming-gradient-changed": "backward changed the gradient that it was given, which others may use, too: give all_reduce a "
-    "copy here as well.",
-    "gradient-of-own-rank": "The sum of all ranks depends on this rank's tensor, and so does the loss of every rank: backward "
-    "has to sum the gradients of all ranks.",
-    "gradient-averaged": "The gradients were averaged. Each rank's loss depends on the sum: they add up.",
-    "own-statistics": "The statistics are those of the rank's own batch. Mean and variance must be of all ranks' batches.",
-    "variances-averaged": "The variance is the mean of the ranks' variances. It leaves out how far the ranks' means lie "
-    "apart: exchange the sums of x and of x², and the number of values.",
-    "equal-batches-assumed": "It is right where all ranks have equally many images of one size, and wrong where they do not. The number "
-    "of values must be summed over the ranks, too.",
-    "count-rounded": "The number of values was rounded: 16 bits count no further than 2,048 (float16) or 256 (bfloat16). Count in float32.",
+    "incoming-gradient-changed": "backward changed the gradient it was given, which may be used elsewhere. Give "
+                                 "all_reduce a copy here too.",
+    "gradient-of-own-rank": "The sum over all ranks depends on this rank's tensor, and so does the loss of every "
+                            "rank. backward has to sum the gradients of all ranks.",
+    "gradient-averaged": "You average the gradients. Each rank's loss depends on the sum, so the gradients add up.",
+    "own-statistics": "The statistics are those of the rank's own batch. Compute mean and variance over the "
+                      "batches of all ranks.",
+    "variances-averaged": "Your variance is the mean of the ranks' variances. It leaves out how far the ranks' "
+                          "means are apart: exchange the sums of x and of x², and the number of values.",
+    "equal-batches-assumed": "The result is right where all ranks have equally many images of the same size, but "
+                             "wrong elsewhere. Sum the number of values over the ranks too.",
+    "count-rounded": "The number of values is rounded: in 16 bits you can count only to 2,048 (float16) or 256 "
+                     "(bfloat16). Count in float32.",
     "normalised-wrong": "The output is not that of one batch norm over all ranks' images.",
-    "unbiased-normalised": "The output is normalised with the unbiased variance, over n − 1. That one is for running_var; the "
-    "output takes the mean of the squares, over n.",
-    "eps-ignored": "The output is that of another eps. The layer has its own: self.eps.",
-    "momentum-inverted": "{name} keeps the share momentum of the old value. It is the share of the new one: "
-    "(1 − momentum) · old + momentum · new.",
-    "momentum-ignored": "{name} moved by another momentum than the layer's: self.momentum.",
-    "scale-forgotten": "The normalised values must still be multiplied by weight and moved by bias.",
-    "statistics-not-differentiated": "The output is right, the gradient of the input is not: mean and variance depend on the "
-    "input, too: do not detach them, and do not compute them under no_grad.",
-    "other-losses-left-out": "The output is right, the gradient of the input is not: it knows the loss of its own rank only. The sums of "
-    "this rank go into the losses of all. A plain dist.all_reduce hides that from autograd: AllReduceSum.apply does not.",
+    "unbiased-normalised": "You normalise the output with the unbiased variance, over n − 1. Use this for "
+                           "running_var only; the output takes the mean of the squares, over n.",
+    "eps-ignored": "You use another eps for the output. The layer has its own: self.eps.",
+    "momentum-inverted": "You give the old value of {name} the weight momentum. It is the weight of the new value: "
+                         "(1 − momentum) · old + momentum · new.",
+    "momentum-ignored": "You update {name} with another momentum than the layer's: use self.momentum.",
+    "scale-forgotten": "The normalised values must still be multiplied by weight and shifted by bias.",
+    "statistics-not-differentiated": "The output is right, but the gradient of the input is not. Mean and variance "
+                                     "depend on the input too: do not detach them, and do not compute them under "
+                                     "no_grad.",
+    "other-losses-left-out": "The output is right, but the gradient of the input is not: it includes only the loss "
+                             "of its own rank. The sums of this rank enter the losses of all ranks. A plain "
+                             "dist.all_reduce hides this from autograd, AllReduceSum.apply does not.",
     "input-gradient-wrong": "The gradient of the input is not that of one batch norm over all ranks' images.",
     "weight-gradient-wrong": "The gradient of the {name} is wrong. DDP averages it later: do not exchange it here.",
-    "running-not-updated": "running_mean and running_var must move towards the batch's statistics in training.",
-    "running-keeps-graph": "running_mean and running_var carry their graph, which grows with every step: update them under "
-    "torch.no_grad().",
-    "running-biased": "running_var keeps the unbiased variance: sum of squares over n − 1. The output uses n.",
+    "running-not-updated": "In training, running_mean and running_var must move towards the batch's statistics.",
+    "running-keeps-graph": "running_mean and running_var keep their graph, which grows with every step. Update "
+                           "them under torch.no_grad().",
+    "running-biased": "running_var stores the unbiased variance, the sum of squares over n − 1. The output uses n.",
     "running-wrong": "{name} is not that of one batch norm over all ranks' images.",
-    "eval-uses-batch": "In eval mode the running statistics normalise, not the batch's.",
-    "eval-talks": "In eval mode there is nothing to exchange: {calls} collectives were called.",
-    "activations-exchanged": "A rank sent {sent} bytes. Sums for each channel are enough: {fair} bytes or so.",
-    "too-many-messages": "{calls} collectives in forward and backward. What a rank has to tell fits into one tensor: its sums "
-    "and its count (or mean, variance and count, which are put together afterwards). One each way.",
-    "norm-not-on-gpu": "On GPUs, something that is exchanged lies in the CPU's memory: {error}. A rank's own count is made where x "
-    "is, by x.new_tensor for example.",
-    "norm-dtype": "The output came back as {dtype}, the input was {wanted}.",
+    "eval-uses-batch": "In eval mode, normalise with the running statistics, not with the batch's.",
+    "eval-talks": "In eval mode there is nothing to exchange, but you call {calls} collectives.",
+    "activations-exchanged": "A rank sent {sent} bytes. Sums for each channel are enough: about {fair} bytes.",
+    "too-many-messages": "You call {calls} collectives in forward and backward. All that a rank has to send fits "
+                         "into one tensor: its sums and its count (or mean, variance and count, which are combined "
+                         "afterwards). Call one in each direction.",
+    "norm-not-on-gpu": "On GPUs, you exchange a tensor in the CPU's memory: {error}. Create a rank's own count on "
+                       "the device of x, by x.new_tensor for example.",
+    "norm-dtype": "The output is in {dtype}, but the input was in {wanted}.",
 }
 
 CHANNELS, EPS, MOMENTUM = 3, 0.003, 0.25
@@ -63,7 +68,7 @@ def balise_3(all_reduce_sum, sync_batch_norm):
     """The function alone; then the layer in worlds of 1 to 4 against nn.BatchNorm2d on the whole batch, in float64."""
     torch.set_num_threads(1)  # small truths: threads would only wait for each other; judge() puts the number back
     yield from by_world(_judge, _normalised, all_reduce_sum, sync_batch_norm, timeout=20)
-    yield "and the same where each rank has a GPU"
+    yield "the same where each rank has a GPU"
     on_gpus(_on_gpu, sync_batch_norm, known=left_on_cpu("norm-not-on-gpu"))
 
 
@@ -74,16 +79,16 @@ def _on_gpu(_, sync_batch_norm):
 
 
 def _judge(size, ranks):
-    yield "AllReduceSum: the sum of the ranks forward, the sum of their gradients backward"
+    yield "AllReduceSum: the sum over the ranks forward, the sum of their gradients backward"
     _right_sums(size, ranks)
-    yield "output: one batch norm over all ranks' images, equally many on each rank"
+    yield "the output is that of one batch norm over all ranks' images, equally many on each rank"
     _right_outputs(size, ranks, "even")
     yield "the same with batches of different sizes"
     _right_outputs(size, ranks, "uneven")
     yield "gradients of input, weight and bias"
     for case in ("even", "uneven"):
         _right_gradients(size, ranks, case)
-    yield "running statistics after two batches; eval mode uses them and talks to nobody"
+    yield "running statistics after two batches; eval mode uses them and exchanges nothing"
     _right_running(size, ranks)
     yield "a few numbers for each channel are exchanged, in few messages"
     _right_messages(size, ranks)

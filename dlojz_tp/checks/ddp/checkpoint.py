@@ -22,39 +22,42 @@ from dlojz_tp.probes.traffic import Traffic
 
 HINTS = {
     "nothing-saved": "No file was written to `path`.",
-    "all-ranks-write": "Rank {rank} wrote the file, too. Several writers of one file damage it: rank 0 alone writes.",
-    "no-barrier": "Rank {rank} came back before the file was there. It might load, or end the job, too early: wait for "
-    "rank 0.",
-    "whole-module-pickled": "The file does not load with weights_only=True: it holds Python objects. Save state_dicts and "
-    "plain numbers.",
-    "old-file-lost": "Writing failed half-way (the disk was full), and the old checkpoint is gone, too. Write to another "
-    "file in the same folder, and move it into place when it is complete.",
-    "copied-into-place": "The complete file is written over the old one once more. If that ends half-way, the checkpoint is "
-    "damaged: move the new file into place (Path.replace).",
-    "away-for-a-moment": "The old file was {how} before the new one was under its name: a process that is killed between the two "
-    "leaves no checkpoint under `path`. Path.replace puts the new file in the place of the old one in one go.",
-    "written-elsewhere": "The new file was written in {folder}. From another file system it would not be moved but copied, and a copy "
-    "may end half-way: write it into the folder of `path`.",
-    "failure-hidden": "Writing failed, and save_checkpoint said nothing. Let the error through.",
-    "others-left-waiting": "Writing failed on rank 0, and rank 1 waits for a message that rank 0 never sends, until the time limit of "
-    "the group. Tell the others what came of it: they raise, too.",
-    "module-prefix": "The names in the file start with 'module.': it loads into a wrapped network only. Save the state of "
-    "the network inside.",
-    "epoch-forgotten": "load_checkpoint must return the number of epochs that were done.",
-    "parameters-replaced": "{name} is another object after loading, and the optimizer still holds the old one: it would go on with that. Write into "
-    "the parameters that are there, without assign=True.",
-    "optimizer-forgotten": "The first losses after resuming are right, later ones are not: the optimizer's state (momentum, rate) "
-    "is part of the checkpoint.",
-    "buffers-forgotten": "The parameters came back, the buffers did not. state_dict() has both.",
-    "weights-forgotten": "After loading, the network has not got the weights that were saved.",
-    "ranks-resume-apart": "After loading, the ranks have different states. Each rank has to load.",
-    "no-file-no-zero": "Without a file, load_checkpoint changes nothing and returns 0: {error}",
-    "loaded-onto-other": "Where each rank has a GPU, rank {rank} loads {got} bytes onto the GPU of rank {other}: torch.load puts a tensor back "
-    "where it was saved, and on a second node the numbers of GPUs begin at 0 again. Two ranks fill that GPU, and where there is none it fails. map_location says where to: the network's "
-    "device, or the CPU.",
-    "unsafe-load": "With weights_only=False, a file may run any code while it loads. Here it holds tensors and plain numbers: they load with "
-    "weights_only=True.",
-    "resume-wrong": "Resumed on {size} ranks, the losses are not those of the uninterrupted run.",
+    "all-ranks-write": "Rank {rank} wrote the file too. Several writers damage a file: only rank 0 may write.",
+    "no-barrier": "Rank {rank} returned before the file was there. It might load, or end the job, too early: wait "
+                  "for rank 0.",
+    "whole-module-pickled": "The file does not load with weights_only=True, because it holds Python objects. Save "
+                            "state_dicts and plain numbers.",
+    "old-file-lost": "Writing failed half-way (the disk was full), and the old checkpoint is gone too. Write to "
+                     "another file in the same folder, and move it into place when it is complete.",
+    "copied-into-place": "You write the complete file a second time, over the old one. If this stops half-way, the "
+                         "checkpoint is damaged: move the new file into place (Path.replace).",
+    "away-for-a-moment": "The old file was {how} before the new one had its name. A process that is killed between "
+                         "the two leaves no checkpoint at `path`. Path.replace puts the new file in the place of "
+                         "the old one in a single operation.",
+    "written-elsewhere": "You wrote the new file in {folder}. If that is another file system, the file is copied "
+                         "instead of moved, and a copy may stop half-way. Write it into the folder of `path`.",
+    "failure-hidden": "Writing failed, but save_checkpoint raised no error. Let the error through.",
+    "others-left-waiting": "Writing failed on rank 0, and rank 1 waits until the group's time limit for a message "
+                           "that rank 0 never sends. Tell the other ranks whether it worked, so that they raise "
+                           "too.",
+    "module-prefix": "The names in the file start with 'module.', so it loads only into a wrapped network. Save "
+                     "the state of the network inside.",
+    "epoch-forgotten": "load_checkpoint must return the number of epochs already done.",
+    "parameters-replaced": "{name} is another object after loading, but the optimizer still holds the old one and "
+                           "would update that. Write into the existing parameters, without assign=True.",
+    "optimizer-forgotten": "The first losses after resuming are right, but later ones are not. The optimizer's "
+                           "state (momentum, learning rate) is part of the checkpoint.",
+    "buffers-forgotten": "The parameters were restored, but the buffers were not. state_dict() has both.",
+    "weights-forgotten": "After loading, the network doesn't have the weights that were saved.",
+    "ranks-resume-apart": "After loading, the ranks have different states. Every rank has to load.",
+    "no-file-no-zero": "If there is no file, load_checkpoint must change nothing and return 0: {error}",
+    "loaded-onto-other": "Where each rank has a GPU, rank {rank} loads {got} bytes onto the GPU of rank {other}. "
+                         "torch.load puts a tensor back where it was saved, and on a second node the GPU numbers "
+                         "start at 0 again. Two ranks then fill that GPU, and if it doesn't exist, loading fails. "
+                         "Set map_location to the network's device, or to the CPU.",
+    "unsafe-load": "With weights_only=False, a file can run any code while it loads. This file holds tensors and "
+                   "plain numbers, which load with weights_only=True.",
+    "resume-wrong": "When resumed on {size} ranks, the losses are not those of the uninterrupted run.",
 }
 
 BATCH, EPOCHS, SAVED_AFTER, OTHER_EPOCH = 12, 4, 2, 7
@@ -67,24 +70,24 @@ def balise_7(save_checkpoint, load_checkpoint):
     with tempfile.TemporaryDirectory(prefix="dlojz-check-") as folder:
         path = Path(folder) / "two" / "checkpoint.pt"
         path.parent.mkdir()
-        yield "rank 0 alone writes, and all ranks come back when the file is there"
+        yield "only rank 0 writes, and all ranks return when the file is there"
         ranks = on_ranks(_save, save_checkpoint, path, sizes=(2,), timeout=15)[2]
         _right_saving(path, ranks)
-        yield "the file holds tensors and numbers only, under the network's own names"
+        yield "the file holds only tensors and numbers, under the network's own names"
         _right_content(path)
         yield "resumed on 1, 2, 3 and 4 ranks, the losses are those of the uninterrupted run"
         truth = _uninterrupted()
         for size, found in on_ranks(_resume, load_checkpoint, path, timeout=15).items():
             _right_resuming(size, found, truth)
-        yield "where each of two ranks has a GPU, nothing is loaded onto that of the other"
+        yield "where each of two ranks has a GPU, neither loads onto the other's GPU"
         found = on_gpus(_resume_on_gpu, save_checkpoint, load_checkpoint, path.parent / "gpu.pt", known=(), timeout=15)
         for rank, nbytes in enumerate(found or ()):
             if nbytes:
                 where = f"rank {rank} of 2, whose GPU is cuda:{1 - rank}"
                 raise Wrong("loaded-onto-other", rank=rank, other=1 - rank, expected="0 bytes", got=nbytes, where=where)
-        yield "where there is no file, training starts from the beginning"
+        yield "if there is no file, training starts from the beginning"
         on_ranks(_right_beginning, load_checkpoint, Path(folder) / "none.pt", sizes=(2,), timeout=15)
-        yield "a disk that fills up while writing leaves the old checkpoint whole, and no rank waiting"
+        yield "if the disk fills up while writing, the old checkpoint stays intact and no rank keeps waiting"
         before = path.read_bytes()
         (failed, calls), (_, awaited) = on_ranks(_save_on_full_disk, save_checkpoint, path, sizes=(2,), timeout=15)[2]
         if not path.exists() or path.read_bytes() != before:

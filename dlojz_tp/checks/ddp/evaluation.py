@@ -17,37 +17,44 @@ from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
     "evaluate-not-two": "Return two Python floats: the mean loss and the accuracy.",
-    "padding-counted": "Some samples were counted twice. A DistributedSampler repeats samples until the ranks have equally "
-    "many: right for training, wrong for a metric.",
-    "tail-not-seen": "Some samples were never seen: drop_last, or a division that leaves a rest, cuts the tail off.",
-    "cut-differently": "Some samples were seen twice, others never: all ranks must cut the same order. A shuffle draws another one on each rank.",
-    "means-averaged": "This is a mean of means, and the parts differ in size. All-reduce the sums and the number of samples, "
-    "and divide once.",
-    "same-share": "All {size} ranks go through the same {read} of {n} samples. A share begins at the rank's own place.",
-    "own-share-only": "Each rank reports its own share of the data set.",
-    "one-rank-knows": "Rank 0 has the right numbers, the others do not: all ranks shall return them.",
-    "whole-set-everywhere": "Rank {rank} went through {read} of {n} samples. With {size} ranks, {fair} are its share.",
-    "samples-not-seen": "Some samples were never seen, the first one among them. The share of rank r begins at sample r and goes in steps of world_size, "
-    "or is the r-th of equal pieces.",
-    "empty-share-fails": "With 2 samples and {size} ranks some have none: {error}",
+    "padding-counted": "Some samples were counted twice. A DistributedSampler repeats samples until the ranks have "
+                       "equally many: right for training, but wrong for a metric.",
+    "tail-not-seen": "Some samples were never seen: drop_last, or a division with a remainder, cuts off the tail.",
+    "cut-differently": "Some samples were seen twice, others never. All ranks must split the same order, but a "
+                       "shuffle draws a different one on each rank.",
+    "means-averaged": "This is a mean of means, but the parts differ in size. All-reduce the sums and the number "
+                      "of samples, and divide once.",
+    "same-share": "All {size} ranks go through the same {read} of {n} samples. Each rank's share must start at the "
+                  "rank's own position.",
+    "own-share-only": "Each rank reports the result of its own share of the data set.",
+    "one-rank-knows": "Rank 0 has the right numbers, but the others do not. All ranks must return them.",
+    "whole-set-everywhere": "Rank {rank} went through {read} of {n} samples. With {size} ranks, its share is {fair}.",
+    "samples-not-seen": "Some samples were never seen, the first one among them. The share of rank r starts at "
+                        "sample r and goes in steps of world_size, or it is the r-th of equal pieces, counted from "
+                        "0.",
+    "empty-share-fails": "With 2 samples and {size} ranks, some ranks have none: {error}",
     "evaluate-train-mode": "The network ran in training mode. Call eval() first.",
-    "mode-not-restored": "{what} was in {before} mode before, and is in {after} mode after. Put back what you found: model.train(mode) "
-    "reaches submodules, model.training = mode does not.",
-    "last-batch-nominal": "The last batch of a rank is smaller than batch_size: a batch's mean counts as often as it has samples, "
-    "len(y).",
-    "batch-size-ignored": "The network was given {found} samples at once. batch_size is that of one rank, here {wanted}: it is neither "
-    "divided by the number of ranks nor left out.",
-    "evaluate-records": "The forward pass recorded what a backward pass would need. Use torch.inference_mode().",
-    "message-each-batch": "{calls} collectives for {batches} batches. Add up on each rank first, then talk once: ranks may have "
-    "different numbers of batches, and then some wait for ever.",
-    "results-gathered": "A rank sent {sent} bytes for {n} samples, {fewer} for {few}. Two sums and a count are enough.",
-    "divided-by-another-count": "The sums are right, and were divided by {found:g}, not by the {n} samples of the data set.",
-    "loss-alone-wrong": "The accuracy is right, the loss is not: it is the mean of the cross-entropy of all samples.",
-    "accuracy-alone-wrong": "The loss is right, the accuracy is not: it is the share of the samples, from 0 to 1, whose largest "
-    "logit is that of their label.",
-    "evaluate-not-on-gpu": "On GPUs, something stays in the CPU's memory: {error}. The model is on this rank's GPU: samples and labels go "
-    "there (x.to(device)), and so does the tensor of the sums, for NCCL sends from there alone.",
-    "wrong-metric": "Loss and accuracy over the whole data set are wrong.",
+    "mode-not-restored": "{what} was in {before} mode before the call and is in {after} mode after it. Restore the "
+                         "mode you found: model.train(mode) reaches submodules, model.training = mode does not.",
+    "last-batch-nominal": "The last batch of a rank is smaller than batch_size. Weight a batch's mean by its "
+                          "number of samples, len(y).",
+    "batch-size-ignored": "The network got {found} samples at once. batch_size is the batch size of one rank, here "
+                          "{wanted}: don't divide it by the number of ranks, and don't leave it out.",
+    "evaluate-records": "The forward pass recorded the graph for a backward pass. Use torch.inference_mode().",
+    "message-each-batch": "You call {calls} collectives for {batches} batches. Add up on each rank first, then "
+                          "exchange once: ranks may have different numbers of batches, and then some would wait "
+                          "forever.",
+    "results-gathered": "A rank sent {sent} bytes for {n} samples, but {fewer} for {few}. Two sums and a count are "
+                        "enough.",
+    "divided-by-another-count": "The sums are right, but you divide them by {found:g} instead of the {n} samples "
+                                "of the data set.",
+    "loss-alone-wrong": "The accuracy is right, but the loss is not: it is the mean cross-entropy of all samples.",
+    "accuracy-alone-wrong": "The loss is right, but the accuracy is not. It is the fraction of samples, from 0 to "
+                            "1, whose largest logit is that of their label.",
+    "evaluate-not-on-gpu": "On GPUs, a tensor stays in the CPU's memory: {error}. The model is on this rank's GPU. "
+                           "Move samples and labels there (x.to(device)), and the tensor of the sums too, because "
+                           "NCCL sends only from the GPU.",
+    "wrong-metric": "Loss and accuracy of the whole data set are wrong.",
 }
 
 SIZES = (23, 8, 2)  # uneven everywhere, even, and fewer samples than ranks
@@ -83,7 +90,7 @@ def balise_2(evaluate):
     for size, ranks in worlds.items():
         for rank, found in enumerate(ranks):
             _right_messages(size, rank, found)
-    yield "and the same where each of two ranks has a GPU"
+    yield "the same where each of two ranks has a GPU"
     on_gpus(_on_gpu, evaluate, known=left_on_cpu("evaluate-not-on-gpu"))
 
 

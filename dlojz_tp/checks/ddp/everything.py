@@ -113,12 +113,12 @@ def _every(value):
 
 
 LOOKS = [
-    Look("rank 0 alone calls state_dict, and gets tensors and plain numbers", "returned", _every(True), "nothing-returned"),
+    Look("only rank 0 calls state_dict, and it gets tensors and plain numbers", "returned", _every(True), "nothing-returned"),
     Look("", "plain", _every(True), "not-plain"),
-    Look("every part goes on where it stood, whatever its name", "lost", _every([]), "part-forgotten",
+    Look("every part continues where it was, whatever its name", "lost", _every([]), "part-forgotten",
          fields=lambda seen, _: {"name": next(lost[0] for lost in seen if lost), "expected": "", "got": ""}),
     Look("so does the loader", "place", _every(PLACE), "place-forgotten"),
-    Look("each rank draws the numbers that it would have drawn", "draws", _every("its own"), _draws),
+    Look("each rank draws the numbers it would have drawn", "draws", _every("its own"), _draws),
     Look("", "gpu", _every(True), "random-of-gpu"),
 ]  # fmt: skip
 

@@ -13,21 +13,24 @@ from dlojz_tp.probes.gpus import MIXED, left_on_cpu, on_gpus
 from dlojz_tp.probes.ranks import on_ranks
 
 HINTS = {
-    "unused-parameters": "DDP still waits for gradients of the head that was not used: {error}",
-    "ranks-apart": "A step does not come to its end: {error}. In one step the ranks use different heads. Who exchanges gradients "
-    "without DDP sends the same tensors on all ranks, in the same order, and zeros for a head that was not used.",
+    "unused-parameters": "DDP still waits for the gradients of the unused head: {error}",
+    "ranks-apart": "A step doesn't finish: {error}. In one step the ranks use different heads. If you exchange "
+                   "gradients without DDP, send the same tensors on all ranks, in the same order, with zeros for "
+                   "an unused head.",
     "static-graph": "static_graph promises that every step uses the same parameters. Here the head changes.",
-    "heads-apart": "After step {steps}, {apart} has different values on the ranks: they started apart, or the gradients were never averaged.",
-    "head-frozen": "The head {head} has never moved, though it was used.",
-    "other-head-trained": "A head that no rank used in this step has moved.",
-    "heads-wrong-output": "The network's output for a task is no longer that of its head.",
+    "heads-apart": "After step {steps}, {apart} has different values on the ranks: they started with different "
+                   "values, or the gradients were never averaged.",
+    "head-frozen": "The head {head} never changed, though it was used.",
+    "other-head-trained": "A head that no rank used in this step has changed.",
+    "heads-wrong-output": "The network's output for a task is no longer the output of its head.",
     "heads-wrong-weights": "The weights are not those of one process that averages the ranks' gradients.",
-    "parameters-lost": "What is returned has no parameter {name}: an optimizer over its parameters() would not train it.",
-    "network-not-on-device": "On GPUs, the network that is returned does not compute where its input is: {error}. It belongs on "
-    "`device`: network.to(device) moves it.",
-    "heads-other-gpu": "On GPUs, a rank sends its input to a GPU that is not its own: {error}. device_ids names the one GPU of this "
-    "rank, `device`; where it is left out, DDP leaves the input where it is.",
-    "not-callable-network": "Return something that is called like the network, network(x, task): {error}",
+    "parameters-lost": "The module you return has no parameter {name}: an optimizer over its parameters() would "
+                       "not train it.",
+    "network-not-on-device": "On GPUs, the network you return does not compute where its input is: {error}. It "
+                             "must be on `device`: network.to(device) moves it.",
+    "heads-other-gpu": "On GPUs, a rank sends its input to a GPU that is not its own: {error}. device_ids names "
+                       "the one GPU of this rank, `device`. If you leave it out, DDP doesn't move the input.",
+    "not-callable-network": "Return something that can be called like the network, network(x, task): {error}",
 }
 
 TASKS = [(0, 0, 0, 0), (1, 1, 1, 1), (0, 1, 2, 0), (2, 2, 0, 1), (1, 1, 1, 1)]  # of each step, of each rank
@@ -50,7 +53,7 @@ class Network(nn.Module):
 def balise_4(make_parallel):
     """Five steps in worlds of 1 to 4, in three of which the ranks use one head, in two of which several."""
     torch.set_num_threads(1)  # small truths: threads would only wait for each other; judge() puts the number back
-    yield "five steps go through, though each leaves heads unused"
+    yield "five steps succeed, though each leaves heads unused"
     try:
         worlds = on_ranks(_trained, make_parallel, timeout=10)
     except launch.RankError as error:
@@ -69,7 +72,7 @@ def balise_4(make_parallel):
     yield "the weights are those of one process that averages the gradients of all ranks"
     for size, ranks in worlds.items():
         _right_weights(size, [found["weights"] for found in ranks])
-    yield "where each of two ranks has a GPU, all of it is there"
+    yield "where each of two ranks has a GPU, everything is on that GPU"
     on_gpus(_step_on_gpu, make_parallel, known=ON_GPUS)
 
 

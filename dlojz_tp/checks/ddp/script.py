@@ -10,39 +10,43 @@ from dlojz_tp.checks.ddp import script_run
 
 HINTS = {
     "not-text": "Return the script as one string.",
-    "no-shebang": "The first line tells who runs the script: #!/bin/bash",
+    "no-shebang": "The first line says which program runs the script: #!/bin/bash",
     "unreadable": "The script cannot be read: {error}",
-    "directive-after-command": "Slurm reads #SBATCH lines up to the first command only: {line} comes after it.",
-    "directive-misspelt": "Directives start with #SBATCH, without a blank after the hash and in capitals: {line}",
-    "directive-indented": "Slurm reads a line only if it begins with #SBATCH, bash the first one only if it begins with #!: "
-    "there are blanks before it in {line!r}.",
-    "directive-spaced": "An option and its value are one word, --nodes=2, or two, --nodes 2: there are blanks around the = in "
-    "{line!r}.",
-    "directive-variable": "sbatch reads directives before any shell does, and puts in no variables: {line!r}. Let Python write the number there, "
-    "in {{…}} of the f-string.",
-    "nodes-wrong": "The number of nodes that is asked for is not `nodes`, or there is none: --nodes=, with the argument's value.",
-    "one-task-a-node": "That starts {found} processes. Each GPU wants one: ntasks-per-node is the number of GPUs of a node.",
-    "gpus-missing": "No GPUs are asked for: the node's GPUs would not be visible to the job.",
-    "gpus-wrong": "GPUs are asked for by node: {found} on each of {nodes} nodes came out, {wanted} were asked for.",
-    "launcher-inside": "srun starts a process for each GPU already, and {launcher} in each of them would start more.",
-    "cores-missing": "Without --cpus-per-task a process has one core, and its loader's workers share it.",
-    "cores-wrong": "A process needs {wanted} cores, {found} were asked for.",
-    "no-time": "No time limit: the partition's default holds, and the job waits longer or ends too early.",
-    "time-wrong": "The time limit reads as {found} minutes. Slurm takes minutes, or hours:minutes:seconds.",
-    "no-srun": "The command must be started by srun: else it runs once, on the first node.",
-    "started-again": "The command is started {n} times. One srun starts it once for each process, on all nodes.",
+    "directive-after-command": "Slurm reads #SBATCH lines only up to the first command, but {line} comes after it.",
+    "directive-misspelt": "Directives start with #SBATCH, in capitals and without a space after the hash: {line}",
+    "directive-indented": "Slurm reads a line only if it begins with #SBATCH, and bash reads the first line only "
+                          "if it begins with #!. There are spaces before it in {line!r}.",
+    "directive-spaced": "An option and its value are one word, --nodes=2, or two, --nodes 2, but there are spaces "
+                        "around the = in {line!r}.",
+    "directive-variable": "sbatch reads the directives before any shell does, and doesn't replace variables: "
+                          "{line!r}. Let Python write the number there, in {{…}} of the f-string.",
+    "nodes-wrong": "The number of nodes you ask for is not `nodes`, or you ask for none. Write --nodes= with the "
+                   "argument's value.",
+    "one-task-a-node": "You start {found} processes. Each GPU needs one: set ntasks-per-node to the number of GPUs "
+                       "of a node.",
+    "gpus-missing": "You ask for no GPUs, so the node's GPUs would not be visible to the job.",
+    "gpus-wrong": "GPUs are requested per node. You request {found} on each of {nodes} nodes, but {wanted} are needed.",
+    "launcher-inside": "srun already starts a process for each GPU, and {launcher} in each of them would start more.",
+    "cores-missing": "Without --cpus-per-task a process has one core, which its loader's workers must share.",
+    "cores-wrong": "A process needs {wanted} cores, but you ask for {found}.",
+    "no-time": "There is no time limit, so the partition's default applies, and the job waits longer or ends too "
+               "early.",
+    "time-wrong": "Slurm reads your time limit as {found} minutes. Write minutes, or hours:minutes:seconds.",
+    "no-srun": "Start the command with srun. Otherwise it runs once, on the first node.",
+    "started-again": "You start the command {n} times. One srun starts it once for each process, on all nodes.",
     "command-missing": "srun does not start the command.",
-    "command-doubled": "srun starts {found!r} here, with the command's words for arguments. The command says itself which program it is: "
-    "hand it on as it came.",
-    "command-one-word": "srun takes {found!r} for the name of one program: write the words of the command apart.",
-    "shell-text-cut": "{shell} -c runs one word, and that is {found!r} here: what follows is lost. shlex.quote(command) writes "
-    "the whole command as one word, whatever quotes it holds.",
-    "not-waited-for": "The job ends with its script, and srun and its processes with the job. srun runs in the background here (&): "
-    "leave the & out, or end the script with wait.",
-    "srun-starts-others": "srun is told to start {found} processes, {wanted} are asked for. Without --ntasks of its own it takes "
-    "what the directives say.",
-    "output-overwritten": "The output file has no job number in its name (%j): the next job overwrites it.",
-    "name-missing": "Name the job with --job-name: it is how you find it in the queue.",
+    "command-doubled": "srun starts {found!r} here, with the words of the command as arguments. The command itself "
+                       "says which program it runs: pass it on unchanged.",
+    "command-one-word": "srun takes {found!r} as the name of one program. Write the words of the command as "
+                        "separate words.",
+    "shell-text-cut": "{shell} -c runs one word, here {found!r}, and the rest is lost. shlex.quote(command) writes "
+                      "the whole command as one word, whatever quotes it contains.",
+    "not-waited-for": "The job ends with its script, and srun and its processes end with the job. Here srun runs "
+                      "in the background (&): leave out the &, or end the script with wait.",
+    "srun-starts-others": "You tell srun to start {found} processes, but {wanted} are needed. Without its own "
+                          "--ntasks, it uses the directives.",
+    "output-overwritten": "The output file has no job number in its name (%j), so the next job overwrites it.",
+    "name-missing": "Name the job with --job-name, so that you can find it in the queue.",
 }
 
 CASES = (
@@ -59,7 +63,7 @@ def balise_8(batch_script):
     scripts = [batch_script(**case) for case in CASES]
     yield "a shell script with its directives at the top"
     parsed = [_parse(script) for script in scripts]
-    yield "nodes, one process for each GPU, its GPUs and its cores"
+    yield "nodes, one process for each GPU, with its GPUs and cores"
     for case, (options, _) in zip(CASES, parsed):
         _right_resources(case, options)
     yield "a time limit, a name, an output file that the next job does not overwrite"
@@ -70,7 +74,7 @@ def balise_8(batch_script):
     for script in scripts:
         _right_end(script)
     variables = [_right_step(case, options, calls) for case, (options, _), calls in zip(CASES, parsed, ran)]
-    yield "its processes know where rank 0 waits, MASTER_ADDR and MASTER_PORT, and each its own rank"
+    yield "its processes find where rank 0 waits, MASTER_ADDR and MASTER_PORT, and each its own rank"
     script_run.right_ranks(CASES, variables)
     script_run.right_meeting(CASES, variables, scripts)
     later = script_run.told(scripts[0], CASES[0], parsed[0][0], script_run.JOBS[1])  # the same script as another job

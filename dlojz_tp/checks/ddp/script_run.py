@@ -10,26 +10,31 @@ from pathlib import Path
 from dlojz_tp.checking import Wrong
 
 HINTS = {
-    "script-stopped": "Run here with a pretended srun, the script ended before it came to srun: {error}",
-    "master-missing": "srun's processes do not find {name}. Ranks meet at MASTER_ADDR:MASTER_PORT, and Slurm sets neither: "
-    "export both before srun.",
-    "master-elsewhere": "MASTER_ADDR is {found!r}: rank 0 waits for the others on the job's first node, {wanted}. "
-    "scontrol show hostnames writes out $SLURM_JOB_NODELIST.",
-    "master-any-order": "The tasks of srun write in any order: the first line of `srun hostname` may come from any node, here from "
-    "{found}. Rank 0 waits on the first one, {wanted}: let one task write, srun --nodes=1 --ntasks=1, or ask scontrol show hostnames.",
-    "not-handed-on": "With {option}, srun's processes find no {name}: they receive the variables that it lists, and none else that the "
-    "script exported. Leave it out, or begin the list with ALL.",
-    "gpu-hidden": "With {option}, a process sees {found} of the {wanted} GPUs of its node. join_world takes the one whose number is "
-    "the local rank, which is then not there. Ask for GPUs by node, and leave it out.",
-    "port-out-of-range": "MASTER_PORT is {found!r} in job {job}: a port is a number from 1024 to 65535. Take the remainder of "
-    "a division, and add so much that no remainder leads out of this range.",
-    "number-octal": "In job {job} the script stops at {found}: a number that begins with 0 is octal for bash, and has no 8 or 9. "
-    "10# before it says that it is decimal: $((10#${{SLURM_JOB_ID: -4}})).",
-    "port-fixed": "MASTER_PORT is {found} in several jobs. Two jobs that share a node would meet: make it from the job's whole number.",
-    "rank-for-all": "The process with {slurm} {wanted} finds {name} {found!r}: the batch shell puts the value in once, before srun, "
-    "and all processes receive the same. Each has its own SLURM_PROCID and SLURM_LOCALID, and join_world reads these.",
-    "cores-not-told": "The job has {wanted} cores a process, and srun was not told: since Slurm 22.05 it takes one. Say "
-    "--cpus-per-task to srun again, or export SRUN_CPUS_PER_TASK.",
+    "script-stopped": "Run here with a simulated srun, the script ended before it reached srun: {error}",
+    "master-missing": "srun's processes don't find {name}. Ranks meet at MASTER_ADDR:MASTER_PORT, and Slurm sets "
+                      "neither: export both before srun.",
+    "master-elsewhere": "MASTER_ADDR is {found!r}, but rank 0 waits for the others on the job's first node, "
+                        "{wanted}. scontrol show hostnames lists the nodes of $SLURM_JOB_NODELIST.",
+    "master-any-order": "The tasks of srun write in any order, so the first line of `srun hostname` may come from "
+                        "any node, here from {found}. Rank 0 waits on the first one, {wanted}. Let one task write, "
+                        "srun --nodes=1 --ntasks=1, or use scontrol show hostnames.",
+    "not-handed-on": "With {option}, srun's processes find no {name}: they get the variables it lists, and no "
+                     "others that the script exported. Leave the option out, or begin the list with ALL.",
+    "gpu-hidden": "With {option}, a process sees {found} of the {wanted} GPUs of its node. join_world takes the "
+                  "GPU whose number is the local rank, which is then missing. Request GPUs per node, and leave it "
+                  "out.",
+    "port-out-of-range": "MASTER_PORT is {found!r} in job {job}, but a port must be a number from 1024 to 65535. "
+                         "Take the remainder of a division, and add an offset that keeps every remainder in this "
+                         "range.",
+    "number-octal": "In job {job} the script stops at {found}. In bash, a number that begins with 0 is octal and "
+                    "can't contain 8 or 9. The prefix 10# makes it decimal: $((10#${{SLURM_JOB_ID: -4}})).",
+    "port-fixed": "MASTER_PORT is {found} in several jobs. Two jobs on the same node would use the same port: "
+                  "compute it from the job's whole number.",
+    "rank-for-all": "The process with {slurm} {wanted} finds {name} {found!r}. The batch shell inserts the value "
+                    "once, before srun, so all processes get the same. Each has its own SLURM_PROCID and "
+                    "SLURM_LOCALID, and join_world reads these.",
+    "cores-not-told": "The job has {wanted} cores per process, but srun doesn't know: since Slurm 22.05 it uses "
+                      "one. Pass --cpus-per-task to srun too, or export SRUN_CPUS_PER_TASK.",
 }
 
 FIRST, ADDRESS, JOBS = "node07", "10.0.0.7", (64999, 240089, 1240 * 65536, 599999, 65534)

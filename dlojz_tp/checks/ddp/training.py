@@ -18,38 +18,47 @@ from dlojz_tp.probes.ranks import died, hung, on_ranks
 
 HINTS = {
     "not-two": "Return two things: the trained module and the list of losses.",
-    "wrapper-returned": "That is the DDP wrapper. Its .module is the network that the rest of the program knows.",
-    "no-sampler": "Every rank saw the same samples: each must take its own share of them. See DistributedSampler.",
-    "shares-overlap": "In one epoch {missing} of {n} samples were never seen{repeated}. The shares of the ranks make up the data set: a few "
-    "samples come twice, or less than a batch is left out.",
-    "not-shuffled": "The samples came in the order of the data set. Training wants them shuffled.",
-    "set-epoch-forgotten": "Every epoch saw the same order. The sampler mixes its epoch number into its seed: tell it, with "
-    "set_epoch.",
-    "batch-not-shared": "A step saw {found} samples, {wanted} were asked for: batch_size is that of all ranks together.",
+    "wrapper-returned": "You return the DDP wrapper. Return its .module, the network that the rest of the program "
+                        "knows.",
+    "no-sampler": "Every rank saw the same samples, but each must take its own share of them. See DistributedSampler.",
+    "shares-overlap": "In one epoch {missing} of {n} samples were never seen{repeated}. Together, the ranks' "
+                      "shares must cover the data set: only a few samples may come twice, or less than a batch may "
+                      "be left out.",
+    "not-shuffled": "The samples came in the order of the data set. Shuffle them for training.",
+    "set-epoch-forgotten": "Every epoch saw the same order. The sampler combines the epoch number with its seed: "
+                           "set it with set_epoch.",
+    "batch-not-shared": "A step saw {found} samples instead of {wanted}: batch_size is the batch size of all ranks "
+                        "together.",
     "batches-differ": "In step {step} the ranks had batches of different sizes: {sizes}.",
-    "out-of-step": "A rank waited for others that had no more batches: the ranks must make equally many steps, with batches "
-    "of equal size.",
-    "no-ddp": "The ranks ended with different weights: their gradients were never averaged, or they started apart.",
-    "rate-changed": "The optimizer ran with a learning rate of {found:g}, {wanted:g} was asked for: the batch of all ranks is the "
-    "same, so is the rate.",
-    "divided-twice": "The updates are world_size times too small. DDP averages the gradients over the ranks already.",
-    "summed-gradients": "The updates are world_size times too large. DDP averages the gradients: multiply neither the loss nor the "
-    "rate.",
-    "gradients-not-cleared": "The first step is right, the next are not: gradients add up until they are cleared.",
+    "out-of-step": "A rank waited for others that had no more batches. All ranks must make the same number of "
+                   "steps, with batches of equal size.",
+    "no-ddp": "The ranks ended with different weights: their gradients were never averaged, or they started with "
+              "different weights.",
+    "rate-changed": "The optimizer ran with a learning rate of {found:g} instead of {wanted:g}. The batch of all "
+                    "ranks together is the same, so the rate is too.",
+    "divided-twice": "The updates are world_size times too small. DDP already averages the gradients over the ranks.",
+    "summed-gradients": "The updates are world_size times too large. DDP averages the gradients: multiply neither "
+                        "the loss nor the learning rate.",
+    "gradients-not-cleared": "The first step is right, but the next ones are not: gradients add up until they are "
+                             "cleared.",
     "wrong-training": "The weights are not those of one process that trains on the whole batches.",
-    "train-not-on-gpu": "On GPUs, something of the training stays in the CPU's memory: {error}. The network and each batch go to the device "
-    "that join_world returned, and so does what is all-reduced for the report: NCCL sends from there alone.",
-    "gpu-not-current": "On two GPUs, both ranks use the first one where no number is said: {error} torch.cuda.set_device(local_rank) makes the "
-    'rank\'s own GPU the current one, which gathered objects and "cuda" alone use.',
+    "train-not-on-gpu": "On GPUs, a tensor stays in the CPU's memory: {error}. Move the network and each batch to "
+                        "the device that join_world returned, and also what is all-reduced for the report, because "
+                        "NCCL sends only from the GPU.",
+    "gpu-not-current": "On two GPUs, both ranks use the first one where no number is given: {error} "
+                       "torch.cuda.set_device(local_rank) makes the rank's own GPU the current one, which is used "
+                       'for gathered objects and for "cuda" without a number.',
     "train-other-gpu": "On GPUs, a rank sends its batch to a GPU that is not its own: {error}. device_ids names the one GPU of this rank.",
-    "losses-not-numbers": "Return a list with one Python float an epoch.",
-    "loss-on-rank-0": "Rank 0 has the right losses, the others do not: reduce tells one rank, all_reduce tells all.",
-    "loss-of-one-rank": "Each rank reports the loss of its own share. Add up over the ranks what each has seen.",
+    "losses-not-numbers": "Return a list with one Python float per epoch.",
+    "loss-on-rank-0": "Rank 0 has the right losses, but the others do not. reduce gives the result to one rank, "
+                      "all_reduce to all.",
+    "loss-of-one-rank": "Each rank reports the loss of its own share. Add up over the ranks what each rank has seen.",
     "loss-summed": "This is a sum over ranks, not a mean over samples.",
-    "divided-by-data-set": "The sum of the losses is right, and was divided by len(dataset), {n}. {seen} samples went into it, for the "
-    "sampler repeated or left out some: divide by these.",
-    "loss-unweighted": "This is a mean over batches. The last one is smaller: weight by samples.",
-    "wrong-loss-reported": "The losses are not the mean over all samples that the ranks have seen in the epoch, each taken before its update.",
+    "divided-by-data-set": "The sum of the losses is right, but you divide it by len(dataset), {n}. {seen} samples "
+                           "went into it, because the sampler repeated or left out some: divide by this number.",
+    "loss-unweighted": "This is a mean over batches, but the last one is smaller. Weight by the number of samples.",
+    "wrong-loss-reported": "The losses are not the mean over all samples that the ranks saw in the epoch, each "
+                           "taken before its update.",
 }
 
 KNOWN = tuple((sign, "out-of-step") for sign in (hung, died, "onnection"))
@@ -66,7 +75,7 @@ def balise_1(join_world, train):
     torch.set_num_threads(1)  # small truths: threads would only wait for each other; judge() puts the number back
     yield from world.join(join_world, train)
     worlds = on_ranks(_trained, train, known=KNOWN, timeout=10)
-    yield "each rank takes its own share, in another order each epoch"
+    yield "each rank takes its own share, in a different order each epoch"
     for size, ranks in worlds.items():
         _right_form(size, ranks)
         _right_shares(size, ranks)
@@ -76,7 +85,7 @@ def balise_1(join_world, train):
     yield "every rank reports the mean loss over all samples"
     for size, ranks in worlds.items():
         _right_losses(size, ranks)
-    yield "and where torchrun starts two ranks with a GPU each"
+    yield "the same where torchrun starts two ranks with a GPU each"
     with tempfile.TemporaryDirectory(prefix="dlojz-store-") as folder:
         on_gpus(_on_gpu, join_world, train, folder, known=ON_GPUS)
 
@@ -187,7 +196,7 @@ def _right_shares(size, ranks):
     for order in orders:
         repeated, missing = len(order) - len(set(order)), N - len(set(order))
         if repeated and missing or repeated >= BATCH or missing >= BATCH:
-            again = f", and {repeated} times one was seen again" if repeated else ""
+            again = f", and samples were repeated {repeated} times" if repeated else ""
             raise Wrong("shares-overlap", where=where, repeated=again, missing=missing, n=N)
     first_epoch = [number for batch in _epochs(all_seen[0])[0] for number in batch][:7]  # the tail may be padding
     if first_epoch == sorted(first_epoch):

@@ -13,22 +13,25 @@ from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, pretended
 
 HINTS = {
-    "group-started-twice": "There was a process group already, and join_world started another. Ask dist.is_initialized().",
+    "group-started-twice": "There was a process group already, but join_world started another. Check "
+                           "dist.is_initialized().",
     "group-not-started": "After join_world there is no process group: {started}.",
-    "meets-elsewhere": "The ranks would meet at {found}, and the environment says {wanted}. MASTER_ADDR and MASTER_PORT are given: "
-    "leave them as they are. Another address fits one machine only, and with a fixed port two jobs meet.",
-    "train-does-not-join": "Started by torchrun, train finds no process group: let it begin with join_world().",
-    "slurm-before-torchrun": "torchrun may run inside a Slurm job. SLURM_PROCID is then the number of torchrun itself, and RANK "
-    "that of the rank: take RANK, WORLD_SIZE and LOCAL_RANK where they are there.",
-    "slurm-unknown": "srun sets SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID, not RANK, WORLD_SIZE and LOCAL_RANK. Take "
-    "those where these are missing.",
-    "no-device": "Return the device of this rank, a torch.device.",
-    "gpu-of-another-rank": "The GPU follows the rank on its node (LOCAL_RANK), not the rank in the world: a node has no "
-    "GPU number {rank}.",
-    "one-gpu-for-all": "All ranks got the same GPU. Each takes the one with the number of its local rank.",
-    "gpu-not-used": "There is a GPU for each rank, and the device is {device}.",
-    "gpu-invented": "There is no GPU here, and the device is {device}.",
-    "wrong-backend": "NCCL talks between GPUs, gloo between CPUs: here the backend was {backend}.",
+    "meets-elsewhere": "Your ranks would meet at {found}, but the environment says {wanted}. MASTER_ADDR and "
+                       "MASTER_PORT are given: leave them unchanged. Another address works on one machine only, "
+                       "and with a fixed port two jobs collide.",
+    "train-does-not-join": "Started by torchrun, train finds no process group: call join_world() first in train.",
+    "slurm-before-torchrun": "torchrun may run inside a Slurm job. SLURM_PROCID is then the number of torchrun "
+                             "itself, and RANK the number of the rank. Take RANK, WORLD_SIZE and LOCAL_RANK where "
+                             "they are set.",
+    "slurm-unknown": "srun sets SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID, not RANK, WORLD_SIZE and LOCAL_RANK. "
+                     "Use the former where the latter are missing.",
+    "no-device": "Return the device of this rank as a torch.device.",
+    "gpu-of-another-rank": "Choose the GPU by the rank on its node (LOCAL_RANK), not by the rank in the world: a "
+                           "node has no GPU number {rank}.",
+    "one-gpu-for-all": "All ranks got the same GPU. Each must take the GPU with the number of its local rank.",
+    "gpu-not-used": "There is a GPU for each rank, but the device is {device}.",
+    "gpu-invented": "There is no GPU here, but the device is {device}.",
+    "wrong-backend": "NCCL communicates between GPUs, gloo between CPUs. Here the backend was {backend}.",
 }
 
 
