@@ -1266,7 +1266,7 @@ print("files:", ", ".join(sizes))
 # %% [markdown]
 # ## Beyond this machine · further
 #
-# A rank computes about $6\,\Psi$ operations for each token and sends $2\,\Psi$ or $3\,\Psi$ numbers in a step. $\Psi$
+# A rank performs about $6\,\Psi$ operations for each token and sends $2\,\Psi$ or $3\,\Psi$ numbers in a step. $\Psi$
 # cancels out: whether sending is hidden depends on **how many tokens a rank processes in a step**.
 
 # %% jupyter={"source_hidden": true}
