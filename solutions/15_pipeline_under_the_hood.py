@@ -358,7 +358,7 @@ tp.check(2, send_activation, receive_activation, send_gradient, receive_gradient
 # %% [markdown]
 # ### Balise 3 · The naive step · about 10 min
 #
-# First without micro-batches. Autograd knows only its own rank, so you apply the chain rule across a cut:
+# Start without micro-batches. Autograd knows only its own rank, so you apply the chain rule across a cut:
 # `y.backward(gradient)` continues from the gradient that the next stage sent, and leaves in `x.grad` the gradient that
 # the previous stage needs.
 #
@@ -485,8 +485,8 @@ faster.shows(
 #
 # GPipe keeps the activations of all micro-batches. **1F1B** (PipeDream, 2019) has the same bubble, but runs each
 # backward as early as possible, which frees activations sooner. A stage first runs as many forwards as there are stages
-# after it. Then it alternates one forward and one backward. The remaining backwards come last. It never keeps more than
-# `n_stages − stage` micro-batches. With 3 stages and 4 micro-batches, the last stage and the first stage run:
+# after it. Then it alternates one forward and one backward. The remaining backwards come last. A stage never keeps more
+# than `n_stages − stage` micro-batches. With 3 stages and 4 micro-batches, the last stage and the first stage run:
 #
 # `F0 B0 F1 B1 F2 B2 F3 B3` and `F0 F1 F2 B0 F3 B1 B2 B3`
 #
