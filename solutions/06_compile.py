@@ -233,9 +233,9 @@ if compiling.c_compiler():
     plt.show()
 
 # %% [markdown]
-# A C loop knows nothing of gradients, GPUs, bfloat16 or the next operation. `torch.compile` does: **Dynamo** captures
-# graphs from a function's bytecode, **AOTAutograd** adds the backward graph, and **Inductor** fuses both into Triton or
-# C++ code.
+# A C loop knows nothing of gradients, GPUs, bfloat16 or the next operation. `torch.compile` handles all of these:
+# **Dynamo** captures graphs from a function's bytecode, **AOTAutograd** adds the backward graph, and **Inductor** fuses
+# both into Triton or C++ code.
 #
 # ## Bytes, then seconds
 #
@@ -437,8 +437,8 @@ compiling.capture(Mended(), torch.randn(8, 16))
 #
 # `graph.forward` runs the graph unchanged, and `nonlocal graphs` lets the inner function count. `F.pad` counts
 # dimensions from the last, two numbers for each, and pads booleans with `False`. A softmax gives weight 0 where the
-# score is minus infinity: set it *before* the softmax. A weight of 0 times NaN is NaN, also in the backward pass: fill
-# `x` first.
+# score is minus infinity: mask the scores *before* the softmax. A weight of 0 times NaN is NaN, also in the backward
+# pass: fill `x` first.
 # </details>
 
 
@@ -614,8 +614,9 @@ plt.show()
 # `loss_of(*batch)` returns the loss `()` of a batch, and `optimizer` has the model's parameters. With `torch.compile`
 # and the given `backend`, make `forward`, the compiled `loss_of`, and `update`, the compiled `optimizer.step`.
 #
-# - The loss is **one** graph, and a break is an error. Its backward graph is made with it.
-# - The optimizer may break the graph, as PyTorch's do. Don't replace `optimizer.step`, because schedulers wrap it.
+# - The loss is **one** graph, and a break is an error. The backward graph comes with it.
+# - The optimizer may break the graph, as PyTorch's optimizers do. Don't replace `optimizer.step`, because schedulers
+#   wrap it.
 # - A scheduler's new learning rate must not trigger a recompilation.
 #
 # <details><summary>Hint</summary>
@@ -974,9 +975,9 @@ gains.table()
 #
 # <details><summary>A GELU fused into the matrix product before it would move even fewer bytes. Why did your count stop at one kernel for the chain?</summary>
 #
-# <code>memory_traffic</code> counts the chain alone. The product writes its result and the chain reads it: one write
-# and one read more could go. Inductor does that in its own matrix products (<code>max-autotune</code>), and libraries
-# do it with an <em>epilogue</em>.
+# <code>memory_traffic</code> counts the chain alone. The product writes its result and the chain reads it: one more
+# write and one more read could go. Inductor does that in its own matrix products (<code>max-autotune</code>), and
+# libraries do it with an <em>epilogue</em>.
 # </details>
 #
 # ## To remember
