@@ -6,8 +6,8 @@
 # decides how much it saves: which modules form a group, in which dtypes they travel, what is kept and what is fetched
 # again. A mistake is silent, because the losses stay right.
 #
-# **What you will gain.** Fewer *megabytes held by a rank* at the peak of a step, measured here on four ranks together
-# with the price, in megabytes sent.
+# **What you will gain.** Fewer *megabytes held by a rank* at the peak of a step, measured here on four ranks. The price
+# is measured, too: megabytes sent.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
@@ -51,8 +51,8 @@ MB = 1e6
 #
 # A *group* is a set of parameters that travels together: one all-gather makes it whole, and one reduce-scatter
 # distributes its gradients. With $\Psi$ parameters on $N$ ranks, in float32 with AdamW, a rank always holds
-# $16\,\Psi/N$ bytes. Added to these are the groups that are whole at a given moment (the root's, one block, and perhaps
-# the next one) and the activations $A$:
+# $16\,\Psi/N$ bytes. To these, add the groups that are whole at a given moment (the root's, one block, and perhaps the
+# next one) and the activations $A$:
 #
 # $$M \;=\; \frac{16\,\Psi}{N} \;+\; 4\,(\psi_\text{root} + 2\,\psi_\text{block}) \;+\; A$$
 
@@ -479,8 +479,8 @@ for sequences in (1, 4, 16):
 #
 # ## A model that is never whole
 #
-# So far each rank made the whole model and then cut it. 70 billion parameters take 280 GB in float32, so no rank can do
-# that. Tensors on the **meta device** have a shape and a dtype, but no memory.
+# So far, each rank has made the whole model and then cut it. 70 billion parameters take 280 GB in float32, so no rank
+# can do that. Tensors on the **meta device** have a shape and a dtype, but no memory.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import tempfile
@@ -976,10 +976,10 @@ if shown:
 # %% [markdown]
 # ## Past this machine · further
 #
-# You can predict most bytes of a step without the machine. With **fake tensors** the same code runs, `fully_shard`,
-# autograd and AdamW included, on ranks that do not exist, and computes nothing. First a prediction that you can check
-# here. Then Llama 2 7B (Touvron et al., 2023) on 64 ranks, one sequence of 2,048 tokens each, in float32: its layers
-# are alike, so the bytes of 32 follow from runs with three and four.
+# You can predict most bytes of a step without the machine. With **fake tensors**, the same code (`fully_shard`,
+# autograd and AdamW included) runs on ranks that do not exist, and computes nothing. First comes a prediction that you
+# can check here, then one for Llama 2 7B (Touvron et al., 2023) on 64 ranks, with one sequence of 2,048 tokens each, in
+# float32. Its layers are alike, so the bytes of 32 follow from runs with three and four.
 
 
 # %% jupyter={"source_hidden": true}
@@ -1041,8 +1041,8 @@ rows = [(name, (peaks[k] + 29 * layers[k]) / 1e9, layers[k] / 1e9) for k, name i
 report.table({"on 64 ranks": "{}", "peak, GB": "{:.1f}", "each layer, GB": "{:.2f}"}, rows)
 
 # %% [markdown]
-# On 64 ranks the states are small, and mostly activations remain. Recomputation shrinks them. The libraries' own memory
-# and fragmentation are not counted.
+# On 64 ranks the states are small; most of the bytes are activations. Recomputation shrinks them. The libraries' own
+# memory and fragmentation are not counted.
 
 # %%
 tp.progress()
