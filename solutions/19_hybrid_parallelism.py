@@ -547,7 +547,7 @@ report.table({"": "{}"} | numbers, rows)
 print(f"\n{sides[0][1]}")
 
 # %% [markdown]
-# PyTorch's norm is that of one stage. Squared, the two stages' norms add up to yours squared.
+# PyTorch's norm is that of one stage. The two stages' squared norms add up to yours squared.
 #
 # ## Which grid?
 #
@@ -741,7 +741,7 @@ draw_memory()
 #   forward has $24bsh^2 + 4bs^2h$ operations, a backward twice as many, and recomputation (`full`) adds a forward. The
 #   $t$ ranks share them, each at `speed`. Return (computing, waiting for sums) for all `layers`. Besides its products,
 #   a layer moves `moved` bytes at the card's `bandwidth`. Its all-reduces, two in forward and two in backward, take
-#   `total` seconds each, minus `hidden` for all together.
+#   `total` seconds each; subtract `hidden` once.
 # - `step_time`: `"compute"` and `"tensor"` are $m$ times a stage's, and computing takes `head` more for each
 #   micro-batch. `"pipeline"` is the time of `waited` messages. `"bubble"` is $p - 1$ micro-batches on a stage, without
 #   the head, $v$ times shorter with $v$ chunks. `"data"` is `data_time`, where `beside` is 2/3 of `stage_time`'s
@@ -1013,7 +1013,7 @@ draw_order()
 #
 # In `fit_constants(seconds, measured)`, `seconds(k, products, traffic)` predicts run k, 0 or 1. With Newton's method,
 # find $x_0 = 1 / \mathrm{products}$ and $x_1 = \mathrm{traffic}$. `here`, `right` and `up` are the seconds of both runs
-# at $x$, and a `step` further along $x_0$ and along $x_1$. Write
+# at $x$, one `step` along $x_0$, and one along $x_1$. Write
 #
 # - `slopes`, 2 × 2: a row for each run, a column for each of $x_0$ and $x_1$.
 # - the move of `x` that, according to the slopes, adds the missing `measured` − `here` seconds.
@@ -1190,8 +1190,8 @@ draw_large()
 #
 # <details><summary>A run on 2 × 4 × 128 fails, and you get 512 GPUs to go on. What must be in the checkpoint?</summary>
 #
-# For each piece, also of the optimizer states, which part of which parameter it is. Then any other grid can load it.
-# With half of the data ranks, and the batch and its order as before, each takes twice as many micro-batches.
+# For each piece, including optimizer states, which part of which parameter it is. Then any other grid can load it. With
+# half of the data ranks, and the batch and its order as before, each takes twice as many micro-batches.
 # </details>
 #
 # ## To remember
