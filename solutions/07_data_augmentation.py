@@ -225,9 +225,9 @@ cores.shows(needed, "{:.0f} cores", "Milliseconds per image add up when thousand
 #
 # <details><summary>Hint</summary>
 #
-# `torch.distributions.Beta(a, a, validate_args=False).sample()` with tensors `a` of shape `(b,)` on the device; without
-# `validate_args=False` it reads `a` back to check it. `F.one_hot`, `lam.view(-1, 1, 1, 1)` and `torch.lerp` help too.
-# Use λ in the images' dtype for the images, and in float32 for the labels.
+# Call `torch.distributions.Beta(a, a, validate_args=False).sample()` with a tensor `a` of shape `(b,)` on the device;
+# without `validate_args=False` it reads `a` back to check it. `F.one_hot`, `lam.view(-1, 1, 1, 1)` and `torch.lerp`
+# help too. Use λ in the images' dtype for the images, and in float32 for the labels.
 # </details>
 
 
@@ -444,7 +444,7 @@ tp.check(6, soft_cross_entropy, top1)
 #
 # <details><summary>Hint</summary>
 #
-# `self.training` tells the mode. `torch.rand(())` is drawn on the CPU. Functions are values: a name can refer to
+# `self.training` tells you the mode. `torch.rand(())` is drawn on the CPU. Functions are values: a name can refer to
 # either.
 # </details>
 
