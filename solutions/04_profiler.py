@@ -1,9 +1,9 @@
 # %% [markdown]
 # # The profiler: find out before you change · about 110 min, core 50
 #
-# A training loop is slow, and everybody has an opinion why. A profiler has measurements. You'll record a training loop, read
-# from the trace where time and memory go, and find every place where the processor waits for the device. Then you'll fix three
-# slow loops.
+# A training loop is slow, and everybody has an opinion on why. A profiler has measurements. You'll record a training
+# loop, read from the trace where time and memory go, and find every place where the processor waits for the device.
+# Then you'll fix three slow loops.
 #
 # **What you will gain**, counted in one training step: about a third of the *operators* and not a single *wait*. That means more
 # images a second, on this machine too. First, the run as somebody left it.
@@ -136,19 +136,20 @@ print(f"on {DEVICE}: {before.images_per_second:,.1f} images/s")
 print(gains.expected(NAME))
 
 # %% [markdown]
-# This is the training run of the previous works plus what somebody has added: each image gets its own contrast, each batch is
-# shifted a little, long gradients are shortened, numbers are shown, and last week somebody searched for a NaN. The cell with
-# the contrast, `slow_a`, is collapsed. Leave it closed: later you'll find out from a profile alone why it's slow.
+# This is the training run of the previous works plus what somebody has added: each image gets its own contrast and a
+# small shift in brightness, long gradients are shortened, numbers are reported, and last week's search for a NaN is
+# still on. The cell with the contrast, `slow_a`, is collapsed. Leave it closed: later you'll find out from a profile
+# alone why it's slow.
 #
 # ## The idea
 #
-# On a GPU the processor doesn't compute. It runs your Python code and *queues* kernels, and the device works through the queue, on
-# several streams at once. The device is busy while at least one kernel or copy runs:
+# On a GPU the processor doesn't compute. It runs your Python code and *queues* kernels, and the device works through
+# the queue, on several streams in parallel. The device is busy while at least one kernel or copy runs:
 #
 # $$\text{busy} = \frac{1}{T}\;\Bigl|\,\bigcup_i\,[\,b_i,\ e_i\,]\,\Bigr|$$
 #
-# where $b_i$ and $e_i$ are the start and end of kernel or copy $i$, and $T$ is the length of the recorded steps. These two traces
-# are **generated, not recorded**:
+# where $b_i$ and $e_i$ are the start and end of kernel or copy $i$, and $T$ is the length of the recorded steps. These
+# two traces are **generated, not recorded**:
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 COLOURS = {"loading": "#E69F00", "forward": "#0072B2", "backward": "#009E73", "optimizer": "#D55E00",
@@ -208,14 +209,14 @@ legend(figure, "loading", "forward", "backward", "optimizer", "wait", "kernel", 
 plt.show()
 
 # %% [markdown]
-# White on a stream's row is time you paid for and didn't use. The processor waits in both pictures: above for a value, while the
-# queue is empty; below because the queue is full.
+# White on a stream's row is time you paid for and didn't use. The processor waits in both pictures: above, for a value,
+# while the queue is empty; below, because the queue is full.
 #
 # ## A profiled loop
 #
 # ### Balise 1 · A profiled loop · about 17 min
 #
-# A profile of a whole training doesn't fit into memory. Train through `loader`, but record only `active` steps:
+# A profile of a whole training run doesn't fit into memory. Train through `loader`, but record only `active` steps:
 #
 # ```
 # step       0      1         2 … 1 + active         all that follow
@@ -316,7 +317,7 @@ plt.show()
 # Open the trace file at `ui.perfetto.dev` to see every event; it stays in your browser. On a GPU these times are the
 # *processor's*: a long label may only mean that it waited there.
 #
-# The trace also notes each allocation and release.
+# The trace also records each allocation and release of memory.
 
 # %%
 peak = tp.predict(
@@ -370,7 +371,8 @@ peak.shows(
 #
 # ### Balise 2 · The most expensive operators · further · about 9 min
 #
-# Operators call operators. **Total** time includes the inner ones, so a sum of totals counts time twice. **Self** time doesn't:
+# Operators call operators. **Total** time includes that of the inner operators, so a sum of totals counts time twice.
+# **Self** time doesn't:
 #
 # ```
 # aten::linear   |------------------------|     total 10, self 2
@@ -380,13 +382,13 @@ peak.shows(
 # Each row of `averages`, from `profiler.key_averages()`, has a name `key`, a number of calls `count`, and summed times: `self_cpu_time_total` and
 # `self_device_time_total`. The rows that are operators, not labels or kernels, are selected for you.
 #
-# Return the `k` most expensive operators on `device` as `(name, calls, share)`, the most expensive first. `share`, between 0 and 1, says how
-# much you'd gain at most if this operator took no time. About 3 lines.
+# Return the `k` most expensive operators on `device` as `(name, calls, share)`, the most expensive first. `share`,
+# between 0 and 1, is the part of the time that you'd save if this operator took none. About 3 lines.
 #
 # <details><summary>Hint</summary>
 #
 # `getattr(row, "self_cpu_time_total")` reads an attribute by its name. `sorted(rows, key=…, reverse=True)` leaves `rows`
-# unchanged. The sum is over *all* operators, not over the k.
+# unchanged. The sum is over *all* operators, not just these k.
 # </details>
 
 
@@ -427,7 +429,8 @@ plt.show()
 
 # %% [markdown]
 # A network of this size runs about twenty convolutions a step, so operators called hundreds of times come from somewhere else. With
-# `with_stack=True` the profiler also notes each operator's call stack (it costs time, so switch it off to measure):
+# `with_stack=True` the profiler also records each operator's call stack (this costs time, so switch it off when you
+# measure speed):
 
 
 # %% jupyter={"source_hidden": true}
@@ -453,8 +456,9 @@ for (operator, function), calls in callers(stacks):
 # ## Waits that nobody sees
 #
 # Three things make the processor wait for the device: reading a value (`.item()`, `print`, `if tensor:`), a result whose size
-# depends on values (`nonzero`, a mask as index), and a blocking copy between the two. The code shows none of them. But every operator passes
-# through PyTorch's *dispatcher*, where a `TorchDispatchMode` can look at it. `makes_wait(func, args, kwargs)`, given, says whether an operator waits.
+# depends on values (`nonzero`, a mask as index), and a blocking copy between the two. None of them looks like a wait in
+# the code. But every operator passes through PyTorch's *dispatcher*, where a `TorchDispatchMode` can look at it.
+# `makes_wait(func, args, kwargs)`, given, says whether an operator waits.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 READS = {"_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2",
@@ -481,7 +485,7 @@ def makes_wait(func, args, kwargs):
 # A `TorchDispatchMode` is a context manager. Inside it, each operator arrives at `__torch_dispatch__`, which runs it and returns
 # its result.
 #
-# If an operator waits, append the pair (operator, **line of source** to blame) to `self.found`. The call stack holds
+# If an operator waits, append the pair (operator, **source line** to blame) to `self.found`. The call stack holds
 # your lines and PyTorch's:
 #
 # ```
@@ -491,12 +495,12 @@ def makes_wait(func, args, kwargs):
 # your finder         traceback.extract_stack()
 # ```
 #
-# On a GPU, backward runs in a thread of its own, so there may be no such line. About 4 lines.
+# On a GPU, backward runs in a separate thread, so there may be no such line. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `traceback.extract_stack()` is a list of frames, the innermost last, each with `filename` and `line`; leave the very last one
-# out. `torch.__path__[0]` is PyTorch's folder (torchvision's begins with the same letters).
+# `traceback.extract_stack()` is a list of frames, the innermost last, each with `filename` and `line`; leave out the
+# last one, your finder. `torch.__path__[0]` is PyTorch's folder (torchvision's begins with the same letters).
 # </details>
 
 
@@ -549,14 +553,14 @@ waits.shows(len(found), "{:.0f}", "The search for a NaN reads a value after ever
 numbers = find_waits(hesitant_step), find_waits(newcomer_step)
 
 # %% [markdown]
-# Here everything is on one device, so copies *to* the device don't show; the next check looks at them too. On a GPU,
-# `torch.cuda.set_sync_debug_mode("warn")` warns at most waits.
+# Without a GPU everything is on one device, so copies *to* the device don't show; the next check looks at them too. On
+# a GPU, `torch.cuda.set_sync_debug_mode("warn")` warns about most waits.
 #
 # ### Balise 4 · Remove them · about 16 min
 #
 # Rewrite `hesitant_step` (above) so that nothing waits. Go through the lines that your finder named, and the copies:
 #
-# - **copies** to the device must not block; draw **the shift** where it is used;
+# - **copies** to the device must not block; draw **the shift** on the device that uses it;
 # - **the loss** leaves out images with label -1, but not by a mask;
 # - **the length of the gradients**: shorten them to `MAX_NORM` without an `if`;
 # - **the right answers**: can an image with label -1 be among them at all?
@@ -565,8 +569,8 @@ numbers = find_waits(hesitant_step), find_waits(newcomer_step)
 #
 # <details><summary>Hint</summary>
 #
-# `non_blocking=True`; `device=device`; `F.cross_entropy` has an `ignore_index`; `torch.nn.utils.clip_grad_norm_` shortens and
-# returns the length before, reading no value.
+# `non_blocking=True`; `device=device`; `F.cross_entropy` has an `ignore_index`; `torch.nn.utils.clip_grad_norm_`
+# shortens the gradients and returns their previous length, without reading a value.
 # </details>
 
 
@@ -602,8 +606,8 @@ left = find_waits(flowing_step)
 #
 # ### Balise 5 · The busy part of the device, and its gaps · further · about 14 min
 #
-# Now the formula $|\bigcup_i [b_i, e_i]| / T$. Kernels on several streams overlap, so you can't add up their lengths. What
-# overlaps counts **once**:
+# Now the formula $|\bigcup_i [b_i, e_i]| / T$. Kernels on several streams overlap, so you can't add up their lengths.
+# Overlapping time counts **once**:
 #
 # ```
 # stream 7    |--kernel--|      |---kernel---|
@@ -619,8 +623,9 @@ left = find_waits(flowing_step)
 #
 # <details><summary>Hint</summary>
 #
-# Clip each event to `first` and `last`, sort by begin, and walk through with the end of what is busy so far. An interval that
-# begins later leaves a gap; one that ends earlier changes nothing. An empty interval at `last` closes the list.
+# Clip each event to `first` and `last`, sort by begin, and go through them, keeping track of when the busy time so far
+# ends. An interval that begins later leaves a gap; one that ends earlier changes nothing. An empty interval at `last`
+# closes the list.
 # </details>
 
 
@@ -679,12 +684,13 @@ if found := recorded.load(NAME, "busy"):
 
 # %% [markdown]
 # A busy device may still be badly used: a kernel on a single SM counts as busy. But an idle one is certainly not well used,
-# and the label above a gap says what the processor did instead.
+# and the label above a gap says what the processor was doing meanwhile.
 #
 # ## Three slow loops
 #
 # A is the contrast from the beginning, B computes a validation loss, C trains. Each is slow for a different reason. Their
-# code is collapsed: **leave it closed**, and work from a profile of each at two sizes. The possible ailments are `AILMENTS`.
+# code is collapsed: **leave it closed**, and work from a profile of each at two sizes. The possible ailments are listed
+# in `AILMENTS`.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 AILMENTS = ("values are read", "many tiny operators", "a graph is kept", "debugging is on", "work is done twice",
@@ -769,23 +775,24 @@ print(*AILMENTS, sep="; ")
 # ### Balise 6 · Name the ailment, and mend it · further · about 14 min
 #
 # **First** write `diagnosis()`: `{"A": …, "B": …, "C": …}`, each one of `AILMENTS`. What grows with the input? Which operators don't belong
-# there? Careful with C: a value is read there, but who reads it, and why? The check judges the names first.
+# there? Careful with C: a value is read there, but what reads it, and why? The check looks at your diagnosis first.
 #
 # **Then** open the cells and fix the loops: same results, no new ailment. About 7 lines in all.
 #
-# <details><summary>What the mended loops must do (it gives the names away: not before your diagnosis)</summary>
+# <details><summary>What the mended loops must do (this gives the diagnosis away, so write yours first)</summary>
 #
-# - A: each channel of each image is changed about its own mean, then limited to ±3. The number of operators depends on no size;
+# - A: each channel of each image is changed about its own mean, then limited to ±3. The number of operators doesn't
+#   depend on any size;
 # - B: nobody calls backward here, so autograd has nothing to record (reading a value in each round would be a new ailment);
-# - C: `train_through`, with the debugging off, even if somebody switched it on *before* the call; afterwards it is as it
-#   was, `check_nan` too.
+# - C: `train_through`, with the debugging off, even if somebody switched it on *before* the call; afterwards everything
+#   is as before, including `check_nan`.
 # </details>
 #
 # <details><summary>Hint</summary>
 #
 # A value that is not equal to itself is a NaN. A: `mean(dim=…, keepdim=True)` keeps the averaged dimensions, with size 1; a
-# factor for each image has the shape `(b, 1, 1, 1)`. B: two context managers switch recording off. C: the switch is
-# global; `set_detect_anomaly` is a function and a context manager.
+# factor for each image has the shape `(b, 1, 1, 1)`. B: two context managers switch recording off; use either. C: the
+# switch is global; `set_detect_anomaly` is a function and a context manager.
 # </details>
 
 
@@ -856,15 +863,16 @@ report.table(
 #
 # $$(x + b) - \overline{(x + b)} = x - \bar x$$
 #
-# Such a bias is read, added, differentiated (a sum over all pixels) and updated for nothing. `without_bias` removes it from each convolution, and each linear
-# layer on `(n, features)`, directly before a batch norm. Finding these pairs is given. Write what happens to one: the
-# model must compute the same afterwards, in training **and in eval mode**. There the batch norm subtracts a stored mean,
-# `norm.running_mean`, which was learnt with the bias. About 3 lines.
+# So the bias is read, added, differentiated (a sum over all pixels) and updated for nothing. `without_bias` removes it
+# from each convolution, and each linear layer on `(n, features)`, directly before a batch norm. The code that finds
+# these pairs is given. Write what happens to each: the model must compute the same afterwards, in training **and in
+# eval mode**. There the batch norm subtracts a stored mean, `norm.running_mean`, which was learnt with the bias. About
+# 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# It learnt the mean of $x + b$: the bias is in it. It is a buffer, not a parameter: `layer.bias.detach()`. Setting `layer.bias = None`
-# removes the parameter.
+# The stored mean is that of $x + b$, so it includes the bias. It is a buffer, not a parameter, so use
+# `layer.bias.detach()`. Setting `layer.bias = None` removes the parameter.
 # </details>
 
 
@@ -914,13 +922,14 @@ print(f"after your function: {biases(vgg)}; largest difference {difference:.1e} 
 # %% [markdown]
 # ### Balise 8 · The longest batch first, and does the autotuner pay? · further · about 12 min
 #
-# Batches of sentences, or of images of any size, change their shape. Two consequences:
+# Batches of sentences, or of images of different sizes, vary in shape. Two consequences:
 #
-# - PyTorch reuses freed blocks of device memory. A batch longer than all before fits into none of them, so new memory is
-#   reserved beside the idle blocks, and a run can fail with "out of memory" after an hour. The cure: **`reserve`** runs the
-#   longest batch *before* training. Ask for *all* memory of a step, and leave no trace. Buffers are restored for you;
-#   restore the random numbers, which `batch_of` and dropout use, and the gradients.
-# - With `torch.backends.cudnn.benchmark = True`, cuDNN tries its algorithms at the first sight of **each new shape**.
+# - PyTorch reuses freed blocks of device memory. A batch longer than all earlier ones fits into none of them, so new
+#   memory is reserved while these blocks stay idle, and a run can fail with "out of memory" after an hour. The cure:
+#   **`reserve`** runs the longest batch *before* training. Use *all* the memory that a step needs, but leave no other
+#   trace. Buffers are restored for you; restore the random numbers, which `batch_of` and dropout use, and the
+#   gradients.
+# - With `torch.backends.cudnn.benchmark = True`, cuDNN tries its algorithms when it first sees **each new shape**.
 #   **`autotuner_saves`** returns the seconds that this saves in a run.
 #
 # About 5 lines in all.
@@ -1049,7 +1058,7 @@ report.table({"a step": "{}", "operators": "{:,}", "waits": "{}", "images/s": "{
 worth.table({"as found": newcomer_step, "your step": your_step}, makes=worth.Mixed, keep=NAME)
 
 # %% [markdown]
-# On a card, every operator started and every wait costs time too. But this gain only recovers what the additions to this
+# On a GPU, launching operators costs time, and so do waits. But this gain only recovers what the additions to this
 # notebook's run had lost: **the run is no faster than the previous works left it**.
 #
 # ## Race · further
@@ -1068,10 +1077,11 @@ result
 # %% [markdown]
 # ## Beyond this machine
 #
-# This profiler sees its own process. **Nsight Systems** (`nsys profile --trace=cuda,nvtx,osrt python train.py`) shows all processes of a node,
-# CUDA calls, NCCL and the operating system on one clock. For "out of memory", `torch.cuda.memory._record_memory_history()` and `_dump_snapshot`
-# write a file for `pytorch.org/memory_viz`. And where batches are too small, the processor stays the slower side even without waits: compile, or
-# replay a recorded queue (CUDA graphs).
+# This profiler sees only its own process. **Nsight Systems** (`nsys profile --trace=cuda,nvtx,osrt python train.py`)
+# shows all processes of a node, CUDA calls, NCCL and the operating system on one clock. For "out of memory",
+# `torch.cuda.memory._record_memory_history()` and `_dump_snapshot` write a file for `pytorch.org/memory_viz`. And if
+# batches are too small, the processor stays the bottleneck even without waits: compile the model, or replay a recorded
+# queue (CUDA graphs).
 
 # %%
 tp.progress()
@@ -1081,14 +1091,14 @@ tp.progress()
 #
 # <details><summary>In a profile on a GPU, <code>aten::item</code> takes 60 % of the processor's time. Is reading a number so slow?</summary>
 #
-# No. The processor waits there until the device has finished all that was queued before. Remove it, and the wait moves to the
-# next place that needs a value. With none left, the processor runs ahead.
+# No. The processor waits there until the device has finished everything queued before. Remove it, and the wait moves to
+# the next place that needs a value. With none left, the processor runs ahead.
 # </details>
 #
 # <details><summary>The device is 98 % busy, and the step is still far from the peak. How can that be?</summary>
 #
-# Busy only says that some kernel runs. It may be bound by memory, fill few of the SMs, or compute in float32. Look at the
-# roofline next.
+# Busy only says that some kernel runs. That kernel may be limited by memory, fill only a few SMs, or compute in
+# float32. Look at the roofline next.
 # </details>
 #
 # <details><summary>The profile shows that the optimizer takes 4 % of the step. How much can a fused optimizer gain at most?</summary>
@@ -1098,6 +1108,7 @@ tp.progress()
 #
 # ## To remember
 #
-# Measure, change one thing, then measure again. A schedule keeps a profile small and labels make it readable. Self time says which
-# operator works, and the union of the device's intervals says how busy the device is. Waits hide in harmless lines, and a tool
-# finds them faster than an eye. Next: **the data loader**, the usual reason for the longest gap.
+# Measure, change one thing, then measure again. A schedule keeps a profile small and labels make it readable. Self time
+# says which operators take the time, and the union of the device's intervals says how busy the device is. Waits hide in
+# lines that look harmless, and a tool finds them faster than you can. Next: **the data loader**, the usual reason for
+# the longest gap.

@@ -1,11 +1,12 @@
 # %% [markdown]
 # # Hyperparameter search, from a grid to a supercomputer · about 100 min, core 35
 #
-# Gradient descent finds the weights. You find the learning rate, the batch size, the width and the optimizer by trying them,
-# and every trial is a whole training. That makes a search the most expensive computation most teams ever run.
+# Gradient descent finds the weights. You find the learning rate, the batch size, the width and the optimizer by trying
+# values, and every trial is a complete training run. That makes a search the most expensive computation most teams ever
+# run.
 #
 # **What you will gain**, counted in *epochs of training until a configuration reaches 98 % validation accuracy*: about
-# six times fewer with successive halving, and no waiting workers with ASHA. First the baseline, random search.
+# six times fewer with successive halving, and no waiting workers with ASHA. First the baseline: random search.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import copy
@@ -103,15 +104,15 @@ print(
 )
 
 # %% [markdown]
-# A search that draws at random says something only if you repeat it a hundred times. The course therefore ships a **table**: a
-# small network on handwritten digits, trained for 27 epochs in 936 configurations with three seeds each. A trial looks its
-# training up, so a search takes milliseconds.
+# One random search tells you little: you have to repeat it, say, a hundred times. The course therefore ships a
+# **table**: a small network on handwritten digits, trained for 27 epochs in 936 configurations with three seeds each. A
+# trial only looks up its curve, so a search takes milliseconds.
 #
 # ## The idea
 #
-# Most trials are poor, and most of those show it early. **Successive halving** gives every trial a few epochs, keeps the best
-# $1/\eta$ of this *rung*, and trains those until they have $\eta$ times as many epochs. With $n$ trials, $r$ epochs in the first rung and
-# $R = r\,\eta^K$ in the last:
+# Most trials are poor, and most poor ones show it early. **Successive halving** gives every trial a few epochs, keeps
+# the best $1/\eta$ of this *rung*, and trains those until they have $\eta$ times as many epochs. With $n$ trials, $r$
+# epochs in the first rung and $R = r\,\eta^K$ in the last:
 #
 # $$n\,r + \sum_{k=1}^{K} \frac{n}{\eta^k}\,(r\,\eta^k - r\,\eta^{k-1}) = n\,r\,\big(1 + K\,(1 - 1/\eta)\big)
 # \quad\text{epochs instead of } n\,R .$$
@@ -169,18 +170,19 @@ agree.shows(
 )
 
 # %% [markdown]
-# One seed separates good from poor, which is enough to stop the poor ones. **It doesn't rank the good ones.** That is why this
-# work compares medians over many searches, never two single runs.
+# One seed separates good configurations from poor ones, which is enough to stop the poor ones. **It doesn't rank the
+# good ones.** That is why this work compares medians over many searches, never two single runs.
 #
 # ## Draw at random or lay a grid
 #
 # ### Balise 1 · The space, and a grid in it · further · about 12 min
 #
-# `SPACE` describes each axis with Optuna's classes: both `low` and `high` belong to the axis, and `log` means that ratios count (from 0.001 to
-# 0.01 is as far as from 0.1 to 1). A configuration is a dict with the *active* values only: AdamW has no momentum.
+# `SPACE` describes each axis with Optuna's classes: both `low` and `high` are included, and `log` means that ratios
+# count (from 0.001 to 0.01 is as far as from 0.1 to 1). A configuration is a dict with the *active* values only: AdamW
+# has no momentum.
 #
 # - **`draw`**: write `value`, a float drawn uniformly on the axis, or on its logarithm if it is a log axis. The given code rounds it
-#   on an integer axis. Choose the float's range so that the ends get a full share as well. 2 lines.
+#   on an integer axis. Choose the float's range so that both ends get a full share too. 2 lines.
 # - **`grid`**: write `values`, a list of `counts[name]` values evenly spaced on the axis's own scale. On an integer axis,
 #   round and drop duplicates. 3 lines.
 #
@@ -272,18 +274,18 @@ report.table({"": "{}", "trials": "{}", "learning rates tried": "{}", "test accu
 #
 # ### Balise 2 · Successive halving · about 14 min
 #
-# `trials` is a list of trainings with a method `train(epochs)`, like the `Trial` above. The loop over the rungs is given: a
-# rung ends at `epochs`, and the previous one ended at `done`.
+# `trials` is a list of objects with a method `train(epochs)`, like the `Trial` above. The loop over the rungs is given:
+# a rung ends at `epochs`, and the previous one ended at `done`.
 #
 # - **`successive_halving`**: train the trials in `going_on` and collect `values`, `{trial number: value}`. Append
 #   `(epochs, values)` to `rungs`, rank the trials, and keep the best `1 / eta` of them as the new `going_on`. Some have
 #   diverged: their value is NaN. With `maximize=False`, small values are good. 5 lines.
-# - **`halving_epochs`**: add what a rung costs to `total`, then reduce `n`. 2 lines.
+# - **`halving_epochs`**: add the epochs of a rung to `total`, then reduce `n`. 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Every comparison with NaN is false, so a list with a NaN in it isn't sorted at all. Give `sorted` a key: a tuple that begins with
-# `math.isnan(value)` and ends with the number. A sign of -1 makes the best accuracy the smallest.
+# `x < NaN` and `NaN < x` are both false, so `sorted` may leave a list with a NaN unsorted. Give it a key: a tuple that
+# begins with `math.isnan(value)` and ends with the number. A sign of -1 makes the best accuracy the smallest.
 # </details>
 
 
@@ -337,17 +339,17 @@ compare(needed)
 # ## Never wait: ASHA
 #
 # At each rung, successive halving waits for the slowest worker. *Asynchronous* successive halving, **ASHA** (Li and others, 2020),
-# doesn't: a free worker asks for a job, and what has been reported so far decides. ASHA promotes a few trials too many, which
-# costs less than waiting.
+# doesn't: a free worker gets a job immediately, chosen from the reports so far. ASHA promotes a few trials too many,
+# which costs less than waiting.
 #
 # ### Balise 3 · Asynchronous successive halving · about 13 min
 #
-# A worker calls `job()`, trains that trial up to the given number of epochs in all, then calls `report`.
+# A worker calls `job()`, trains that trial until it has had the given total of epochs, then calls `report`.
 #
-# **`job`** looks down from the highest rung that can promote; the loop is given. For rung `k`: sort all trials that have
-# reported there, the best first. The first `1 / eta` of them, rounded down, deserve the next rung. If one of these has not
-# been promoted yet, promote the best of those and return `(trial number, epochs in all)`. 6 lines. If no rung has such a
-# trial, a new one begins (given).
+# **`job`** goes down the rungs, from the highest that can promote; the loop is given. For rung `k`: sort all trials
+# that have reported there, best first. The first `1 / eta` of them, rounded down, deserve the next rung. If some of
+# these have not been promoted yet, promote the best of them and return `(trial number, total epochs)`. 6 lines. If no
+# rung has such a trial, a new one begins (given).
 #
 # <details><summary>Hint</summary>
 #
@@ -411,7 +413,7 @@ needed["ASHA"] = epochs_to_goal(by_asha)
 compare(needed)
 
 # %% [markdown]
-# ASHA needs about as many epochs. What it saves is time. Take four workers, one of them three times slower than the others.
+# ASHA needs about as many epochs, but it saves time. Take four workers, one of them three times slower than the others.
 
 # %%
 busy_share = tp.predict("Successive halving, 27 trials: how much of the time do these workers train, in %?", ...)
@@ -480,14 +482,14 @@ plt.show()
 # ## Learn from what was tried: Bayesian search
 #
 # Random search forgets: its twentieth trial is drawn like its first. **Bayesian search** fits a model to the results so far. At any
-# point $x$ a *Gaussian process* predicts the value, $\mu(x)$, and how uncertain this is, $\sigma(x)$. Try the point next
-# that improves most on the best value so far, $f^\star$, on average. This **expected improvement** is
+# point $x$ a *Gaussian process* predicts the value, $\mu(x)$, and how uncertain this is, $\sigma(x)$. The next point to
+# try is the one that improves most, on average, on the best value so far, $f^\star$. This **expected improvement** is
 #
 # $$\mathrm{EI}(x) = \mathbb{E}\big[\max(f(x) - f^\star, 0)\big]
 # = (\mu - f^\star)\,\Phi(z) + \sigma\,\varphi(z), \qquad z = \frac{\mu - f^\star}{\sigma},$$
 #
 # where $\Phi$ and $\varphi$ are the distribution function and the density of the standard normal. It is large where the mean is high, and
-# where the model is unsure. The points are the 936 configurations, each axis scaled to 0 … 1.
+# where the model is unsure. The points are the 936 configurations, with each axis scaled to 0 … 1.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
@@ -523,7 +525,7 @@ points = np.array([in_cube(config) for config in table.configurations])  # (936,
 # - **`expected_improvement`**: the formula, for arrays. `std` may be 0. 3 lines.
 # - **`bayesian_search`** tries `n_first` points at random, then always the most promising one. Fit `model` to what was tried,
 #   and write `promise`, the expected improvement of every point over the best value so far. The model can't be fitted to
-#   NaN, but it should learn to avoid them: give it the lowest value seen so far instead. 4 lines.
+#   NaN, but it should learn to avoid such points: give it the lowest value so far instead. 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -625,21 +627,21 @@ compare(needed)
 
 # %% [markdown]
 # Each of these trials ran to its end, and each waited for the one before. A model pays off where trials are expensive and good ones
-# are rare. It combines with early stopping: the model proposes, ASHA stops. Optuna's default sampler, TPE, replaces the Gaussian
-# process by two densities, of good and of poor trials.
+# are rare. It combines with early stopping: the model proposes, ASHA stops. Optuna's default sampler, TPE, replaces the
+# Gaussian process with two densities, one of good and one of poor trials.
 
 # %% [markdown]
 # ## Change while training: populations
 #
-# Every search so far looks for *constants*, but the best learning rate for the first epoch is rarely the best one for the last.
-# **Population based training** (Jaderberg and others, 2017) trains a population of networks side by side. After every few epochs
-# each poor member
+# Every search so far has looked for *constants*, but the best learning rate for the first epoch is rarely the best one
+# for the last. **Population based training** (Jaderberg and others, 2017) trains a population of networks side by side.
+# After every few epochs each poor member
 #
 # - **exploits**: it copies a good member's weights, optimizer state and hyperparameters;
 # - **explores**: it changes these hyperparameters a little.
 #
-# The result is a network *and a schedule*, for the cost of training the population once. A table can't hold this, so here small
-# networks are really trained.
+# The result is a network *and a schedule*, for the cost of training the population once. A table can't hold every
+# schedule, so here small networks are actually trained.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 from dataclasses import dataclass
@@ -690,17 +692,17 @@ def train_epoch(member, rng):
 # %% [markdown]
 # ### Balise 5 · Exploit and explore · further · about 16 min
 #
-# - **`exploit`**: `member` becomes a copy of `better`. What one of them does later must not reach the other. 3 lines.
-# - **`explore`** multiplies each hyperparameter by 0.8 or 1.25 (given). But `member.hyperparameters` is only a note: the optimizer
-#   trains with the values in its `param_groups`. 2 lines.
-# - **`evolve`**: each of the lowest `quarter` of members copies a member drawn from the highest `quarter`, then explores.
-#   Write `pairs` of places, (copier, copied), and do it. 4 lines.
+# - **`exploit`**: `member` becomes a copy of `better`. Later changes to one must not affect the other. 3 lines.
+# - **`explore`** multiplies each hyperparameter by 0.8 or 1.25 (given). But `member.hyperparameters` is only a record:
+#   the optimizer trains with the values in its `param_groups`. 2 lines.
+# - **`evolve`**: each of the `quarter` lowest members copies one drawn from the `quarter` highest, then explores. Write
+#   `pairs`, a list of indices (copier, copied), then exploit and explore. 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# A network's `load_state_dict` copies the numbers. An *optimizer's* keeps the very tensors it is given: `copy.deepcopy` them first.
-# A parameter group is a dictionary with the names of `hyperparameters` in it: `group.update(…)`.
-# `int(rng.choice(places))` draws one.
+# A network's `load_state_dict` copies the numbers. An *optimizer's* keeps the tensors themselves: `copy.deepcopy` them
+# first. A parameter group is a dictionary that contains the names in `hyperparameters`: `group.update(…)`.
+# `int(rng.choice(indices))` draws one index.
 # </details>
 
 
@@ -748,7 +750,7 @@ def evolve(members, rng):
 tp.check(5, exploit, explore, evolve)
 
 # %% [markdown]
-# The comparison: as many members with the same first weights and rates, which keep their rates.
+# For comparison, the same number of members start with the same weights and rates, but keep their rates.
 
 
 # %% jupyter={"source_hidden": true}
@@ -817,9 +819,9 @@ right.legend(fontsize=8)
 plt.show()
 
 # %% [markdown]
-# Above all, no member stays poor. The *best* network gains little here: among twelve random rates, one is already good.
-# The schedule is greedy, because members are copied for being good *now*. Populations pay off where no good schedule is known, as in
-# reinforcement learning.
+# Above all, no member stays poor. The *best* network gains little here: one of twelve random rates is usually good
+# already. The schedule is greedy, because members are copied for being good *now*. Populations pay off where no good
+# schedule is known, as in reinforcement learning.
 
 # %% [markdown]
 # ## A study on many nodes: Optuna
@@ -862,12 +864,14 @@ def train(config, pause=0.01):
 # %% [markdown]
 # ### Balise 6 · One study, many workers · further · about 16 min
 #
-# - **`objective`** is one trial; its configuration is given. After each epoch `report` the accuracy to the trial, then ask the
-#   pruner. A diverged trial must end as PRUNED too: the sampler ignores a FAIL. 3 lines.
+# - **`objective`** runs one trial; the code that draws its configuration is given. After each epoch, `report` the
+#   accuracy to the trial, then ask the pruner whether to stop. A diverged trial must end as PRUNED too: the sampler
+#   ignores failed trials. 3 lines.
 # - **`make_study`** (given) is called once, before the workers start.
-# - **`work`** is what each worker runs. A killed worker leaves its trial RUNNING forever, and comes back under the same `name`,
-#   the number of its task in an array of jobs. So first mark the RUNNING trials of *this* name as FAIL (3 lines). Then run `named`, one trial at a time, while
-#   fewer than `total` trials of the study are COMPLETE or PRUNED (2 lines).
+# - **`work`** is what each worker runs. A killed worker leaves its trial RUNNING forever. The worker restarts under the
+#   same `name`, the number of its task in a job array. So first mark the RUNNING trials of *this* name as FAIL (3
+#   lines). Then run `named`, one trial at a time, while fewer than `total` trials of the study are COMPLETE or PRUNED
+#   (2 lines).
 #
 # <details><summary>Hint</summary>
 #
@@ -974,12 +978,12 @@ for name in ("timeline", "intermediate_values"):
         plt.show()
 
 # %% [markdown]
-# There may be up to 42 trials: a worker first counts, then begins one, and others begin between the two. In the second figure, lines that would
-# have crossed after a cut are the price of stopping early.
+# There may be up to 42 trials: a worker first counts, then begins one, and others may begin theirs in between. The
+# second figure can't show the price of stopping early: some lines that were cut might have overtaken others later.
 #
 # ### A worker that dies
 #
-# On a supercomputer the workers are an **array of jobs**, the same program with a number for each task:
+# On a supercomputer the workers are a **job array**, the same program with a number for each task:
 #
 # ```bash
 # # #!/bin/bash
@@ -990,7 +994,8 @@ for name in ("timeline", "intermediate_values"):
 # srun python worker.py "task $SLURM_ARRAY_TASK_ID"     # calls work(path, name, ...)
 # ```
 #
-# All nodes must see the journal. Here task 1 is killed in its third training, as if its time were over.
+# All nodes must see the journal. Here task 1 is killed in its third training run, as if its time limit had been
+# reached.
 
 
 # %%
@@ -1020,7 +1025,7 @@ work(journal, "task 1", 12, train)
 print("task 1 has come back:", summary(load(journal)))
 
 # %% [markdown]
-# No finished trial is lost. The interrupted one stays RUNNING until a worker *of its name* comes back.
+# No finished trial is lost. The interrupted one stays RUNNING until a worker *with its name* comes back.
 #
 # ## Race: epochs to the goal
 
@@ -1036,22 +1041,23 @@ plt.show()
 # %% [markdown]
 # ## Beyond this machine
 #
-# **Ray Tune** runs the same search with one master, which sends trials to processes that it keeps on all nodes. It can notice a dead worker, and
-# pause and resume a trial, which populations need. Ray listens on all networks of a node: set `RAY_AUTH_MODE=token`.
-# `optuna-dashboard` shows a study while it runs. It asks for no password, so don't leave it open on a shared machine.
+# **Ray Tune** runs the same search with one master, which sends trials to its processes on all nodes. It can notice a
+# dead worker, and pause and resume a trial, which populations need. Ray listens on all network interfaces of a node, so
+# set `RAY_AUTH_MODE=token`. `optuna-dashboard` shows a study while it runs. It asks for no password, so don't leave it
+# open on a shared machine.
 #
 # ## Three questions
 #
-# <details><summary>A paper compares two optimizers, each at its best of 50 random trials, with one seed. What is missing?</summary>
+# <details><summary>A paper compares two optimizers, each by its best of 50 random trials, with one seed. What is missing?</summary>
 #
 # The spread. The best of 50 is a maximum over noise, and more trials mean more luck. Train <em>that</em> configuration again with
 # several seeds, report test scores with their spread, and give both the same budget and search spaces of the same size.
 # </details>
 #
-# <details><summary>Successive halving and ASHA throw away a configuration that would have won. Which kind?</summary>
+# <details><summary>Successive halving and ASHA may throw away a configuration that would have won. What kind?</summary>
 #
 # One that starts slowly: a small learning rate, a long warm-up, a large network. A longer first rung helps. So does Hyperband, which
-# runs several halvings with different first rungs, at a cost of about the number of rungs.
+# runs several halvings with different first rungs, and costs about as many times more as there are rungs.
 # </details>
 #
 # <details><summary>You have 512 GPUs for one night and trials of two hours. Bayesian search or ASHA?</summary>
@@ -1062,9 +1068,10 @@ plt.show()
 #
 # ## To remember
 #
-# **One seed doesn't rank the good configurations: compare medians, in epochs.** Draw at random, and by ratio where the scale is
-# unknown. Stop poor trials early: each rung costs less than the first one. Don't wait: promote what is good enough now. Let a
-# model propose where trials are few and expensive. Next: models too large to be tried twice.
+# **One seed doesn't rank the good configurations: compare medians, in epochs.** Draw at random, on a log scale where
+# the order of magnitude is unknown. Stop poor trials early: each rung costs less than the first one. Don't wait:
+# promote what is good enough now. Let a model propose configurations where trials are few and expensive. Next: models
+# too large to be tried twice.
 
 # %%
 tp.progress()

