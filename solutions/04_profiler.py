@@ -63,7 +63,7 @@ class Network(nn.Module):
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 def slow_a(images, contrast):
-    """Multiply the contrast of image i, about the mean of each channel, by contrast[i]; limit to ±3. (b, c, h, w)."""
+    """Scale each channel of image i about its mean by contrast[i], then limit to ±3. (b, c, h, w)."""
     changed = []
     for image, factor in zip(images, contrast):
         planes = []
@@ -76,7 +76,7 @@ def slow_a(images, contrast):
 
 # %% tags=["setup"]
 def hesitant_step(model, images, labels, optimizer, device):
-    """One step; images with label -1 do not count. Returns loss, right answers, length of the gradients: numbers."""
+    """One step; images with label -1 do not count. Returns loss, right answers, gradient length: numbers."""
     images, labels = images.to(device), labels.to(device)
     shift = 0.4 * torch.rand(len(images)).to(device) - 0.2
     logits = model(images + shift[:, None, None, None])
@@ -103,7 +103,7 @@ def newcomer_step(model, images, labels, optimizer, device):
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 def a_batch():
-    """Random images (BATCH, 3, SIZE, SIZE) and labels (BATCH,), on the processor as a loader gives them."""
+    """Random images (BATCH, 3, SIZE, SIZE) and labels (BATCH,), on the processor, as from a loader."""
     drawn = torch.Generator().manual_seed(0)
     images = torch.randn(BATCH, 3, SIZE, SIZE, generator=drawn)
     return images, torch.randint(CLASSES, (BATCH,), generator=drawn)
@@ -199,8 +199,8 @@ def legend(figure, *names):
 
 
 # %% jupyter={"source_hidden": true}
-pictures = {"hesitant: loads in turn, copies in turn, reads a value in each step (generated)": "hesitant",
-            "flowing: none of these (generated)": "flowing"}  # fmt: skip
+pictures = {"hesitant: waits to load, waits to copy, reads a value in each step (generated)": "hesitant",
+            "flowing: does none of these (generated)": "flowing"}  # fmt: skip
 figure, panels = plt.subplots(2, 1, figsize=(9, 4.2), layout="constrained", sharex=True)
 for axes, (title, kind) in zip(panels, pictures.items()):
     draw(axes, generated(kind, steps=4), title)
@@ -321,13 +321,13 @@ plt.show()
 
 # %%
 peak = tp.predict(
-    "During which label is most memory allocated?", ..., choices=("loading", "forward", "backward", "optimizer")
+    "Under which label does the allocated memory peak?", ..., choices=("loading", "forward", "backward", "optimizer")
 )
 
 
 # %% jupyter={"source_hidden": true}
 def memory_over_time(trace, kind):
-    """(ms, MiB) of each allocation and release on the processor (kind 0) or a GPU (1), less what was there at first."""
+    """(ms, MiB) at each allocation and release on the processor (kind 0) or a GPU (1), minus the first."""
     noted = [e for e in trace["traceEvents"] if e["name"] == "[memory]" and e["args"]["Device Type"] == kind]
     noted.sort(key=lambda event: event["ts"])
     first = noted[0]["args"]["Total Allocated"] - noted[0]["args"]["Bytes"]
@@ -361,7 +361,7 @@ plt.show()
 # %%
 peak.shows(
     label_at(trace, most[0]),
-    why="Activations pile up in the forward pass. Backward begins at the top, adds the first gradients and then works off the pile.",
+    why="Activations pile up in the forward pass. Backward adds the first gradients, then frees activations.",
 )
 
 # %% [markdown]
@@ -421,7 +421,7 @@ axes.barh(rows, [100 * own[name] / everything for name in names], height=0.45, c
 for row, (name, calls, _) in enumerate(found):
     axes.text(100 * total[name] / everything + 0.5, row, f"{calls} calls", va="center", fontsize=8)
 axes.set_yticks(rows, [name if len(name) < 42 else "…" + name[-40:] for name in names], fontsize=8)
-axes.set(xlabel="part of the operators' time on the processor (%)", title="Where does the time go?")
+axes.set(xlabel="share of the operators' time on the processor (%)", title="Where does the time go?")
 axes.margins(x=0.12)
 axes.invert_yaxis()
 axes.legend(frameon=False)
@@ -446,7 +446,7 @@ def callers(profiler, k=6):
 
 images, labels = next(iter(loader))
 newcomer_loss(model, images, labels)
-deep = torch._C._profiler._ExperimentalConfig(verbose=True)  # without it, stacks stand in the trace only
+deep = torch._C._profiler._ExperimentalConfig(verbose=True)  # without it, stacks are only in the trace
 with profile(with_stack=True, experimental_config=deep) as stacks:
     newcomer_loss(model, images, labels).backward()
 for (operator, function), calls in callers(stacks):
@@ -508,7 +508,7 @@ def makes_wait(func, args, kwargs):
 class WaitFinder(TorchDispatchMode):
     """Lists in `found` the waits that happen inside: (operator, line of source).
 
-    operator: str(func.overloadpacket). line: of the innermost frame that is not PyTorch's, stripped; "" if there is none.
+    operator: str(func.overloadpacket). line: of the innermost frame outside PyTorch, stripped; "" if there is none.
     """
 
     def __init__(self):
@@ -543,7 +543,7 @@ def find_waits(step):
 
 
 # %%
-waits = tp.predict("How often does one step of the run as found wait?", ...)
+waits = tp.predict("How many times does one step of the run as found wait?", ...)
 
 # %%
 found = second_step(newcomer_step, WaitFinder()).found
@@ -578,7 +578,7 @@ numbers = find_waits(hesitant_step), find_waits(newcomer_step)
 def flowing_step(model, images, labels, optimizer, device):
     """hesitant_step without a wait. Returns loss, right answers and norm of the gradients: tensors () on the device.
 
-    images, labels: in pinned memory. Images with label -1 do not count, neither in the loss nor as right answers.
+    images, labels: in pinned memory. Images with label -1 count neither in the loss nor as right answers.
     """
     # BEGIN SOLUTION
     images = images.to(device, non_blocking=True)
@@ -631,7 +631,7 @@ left = find_waits(flowing_step)
 
 # %% tags=["balise-5"]
 def device_busy(trace):
-    """(part of the window in which the device works, gaps [(begin, end)] in microseconds, longest first).
+    """(share of the window in which the device works, gaps [(begin, end)] in microseconds, longest first).
 
     An event begins at e["ts"] and takes e["dur"] microseconds. What lies outside first ... last does not count.
     """
@@ -660,7 +660,7 @@ tp.check(5, device_busy)
 
 # %% jupyter={"source_hidden": true}
 def of_operators(trace):
-    """The trace of a processor, its operators in the place of kernels; one inside another counts once, as kernels do."""
+    """The trace of a processor, with its operators in place of kernels; overlapping ones count once, as kernels do."""
     place = {"cat": "kernel", "args": {"lane": "operators"}}
     return {"traceEvents": [e | place if e.get("cat") == "cpu_op" else e for e in trace["traceEvents"]]}
 
@@ -675,7 +675,7 @@ pretended = generated("hesitant", steps=4)
 figure, panels = plt.subplots(2, 1, figsize=(9, 4.2), layout="constrained")
 draw(panels[0], own, f"your run, recorded here on {DEVICE}: busy {busy:.0%}", gaps=gaps[:4])
 its_busy, its_gaps = device_busy(pretended)
-draw(panels[1], pretended, f"for comparison, hesitant (made by arithmetic): busy {its_busy:.0%}", gaps=its_gaps[:7])
+draw(panels[1], pretended, f"for comparison, hesitant (generated): busy {its_busy:.0%}", gaps=its_gaps[:7])
 panels[1].set_xlabel("time (ms)")
 legend(figure, "loading", "forward", "backward", "optimizer", "wait", "kernel", "gpu_memcpy")
 plt.show()
@@ -734,7 +734,7 @@ DULL = {"as_strided", "as_strided_", "empty", "empty_like", "empty_strided", "re
 
 
 def symptoms(run):
-    """A profile of run(): the calls of its operators, and KiB that stay allocated beside the result."""
+    """A profile of run(): the calls of its operators, and KiB that stay allocated besides the result."""
     was_on = torch.is_anomaly_enabled()
     run()  # warm up
     with profile(profile_memory=True) as profiler:
@@ -761,7 +761,7 @@ def table(a, b, c):
             "C, 2 and 8 batches": [functools.partial(train, c, some[:n]) for n in (2, 8)]}  # fmt: skip
     for name, pair in runs.items():
         (few, held), (many, more) = map(symptoms, pair)
-        print(f"{name}: {held:.0f} and {more:.0f} KiB stay allocated. Operators, and their calls:")
+        print(f"{name}: {held:.0f} and {more:.0f} KiB stay allocated. Operators and their calls:")
         print("   " + ", ".join(f"{operator} {few[operator]} and {calls}" for operator, calls in many.most_common(9)))
 
 
@@ -805,7 +805,7 @@ def diagnosis():
 
 
 def mended_a(images, contrast):
-    """slow_a, mended: images (b, c, h, w), contrast (b,) -> (b, c, h, w). Any size takes as many operators."""
+    """slow_a, mended: images (b, c, h, w), contrast (b,) -> (b, c, h, w). Any size takes equally many operators."""
     # BEGIN SOLUTION
     mean = images.mean(dim=(2, 3), keepdim=True)
     return ((images - mean) * contrast[:, None, None, None] + mean).clamp(-3, 3)
@@ -825,7 +825,7 @@ def mended_b(model, batches):
 def mended_c(model, batches, optimizer):
     """slow_c, mended: the loss of each batch, a tensor (n,).
 
-    The debugging is off inside, even if it was on before. Afterwards it is as it was, check_nan too.
+    The debugging is off inside, even if it was on before. Afterwards everything is as before, including check_nan.
     """
     # BEGIN SOLUTION
     with torch.autograd.set_detect_anomaly(False):
@@ -878,7 +878,7 @@ report.table(
 
 # %% tags=["balise-7"]
 def without_bias(model):
-    """Take the biases out that a batch norm undoes, in every nn.Sequential of `model`; returns it, changed in place.
+    """Remove the biases that a batch norm undoes in every nn.Sequential of `model`, in place; returns the model.
 
     The model computes the same in training and in eval mode. norm.running_mean is None if the norm keeps no mean.
     """
@@ -943,7 +943,7 @@ print(f"after your function: {biases(vgg)}; largest difference {difference:.1e} 
 
 # %% tags=["balise-8"]
 def reserve(model, batch_of, lengths):
-    """Forward and backward once on a batch of the longest length; leaves no trace but reserved memory.
+    """Run forward and backward once on a batch of the longest length; leave no trace but reserved memory.
 
     batch_of(length) makes (inputs, labels); the loss is the mean cross-entropy. Buffers, gradients (None) and random
     numbers of processor and device are the same afterwards.
@@ -961,7 +961,7 @@ def reserve(model, batch_of, lengths):
 
 
 def autotuner_saves(shapes, search, usual, best):
-    """Seconds that the autotuner saves in a run over batches of these shapes; negative if it costs.
+    """Seconds that the autotuner saves in a run over batches of these shapes; negative if it loses time.
 
     search: seconds to try all algorithms for a new shape; usual, best: seconds of a step without and with it.
     """
@@ -1021,7 +1021,7 @@ report.table({"batches": "{}", "shapes": "{}", "saved in an epoch (s)": "{:,.0f}
 # The same run with your step, and `mended_a` for the contrast.
 
 # %%
-gain = tp.predict("How many times as many images a second does the run with your step train, on this machine?", ...)
+gain = tp.predict("By what factor does your step raise the images per second of this run, on this machine?", ...)
 
 
 # %%
@@ -1038,7 +1038,7 @@ before = training_run.run("as found", newcomer_step, model=Network())  # once mo
 gain.shows(
     after.images_per_second / before.images_per_second,
     "× {:.2f}",
-    "A CPU has no queue to run ahead of: only work that is no longer done counts there. On a GPU it is the waits too.",
+    "On a CPU there is no queue, so only the work that you removed counts. On a GPU the removed waits count too.",
 )
 
 # %% jupyter={"source_hidden": true}

@@ -34,7 +34,7 @@ SPACE = {
     "width": IntDistribution(8, 72, log=True),
     "weight_decay": FloatDistribution(1e-5, 1e-2, log=True),
 }
-ONLY_IF = {"momentum": {"optimizer": "sgd"}}  # AdamW has no momentum: a parent stands before its child in SPACE
+ONLY_IF = {"momentum": {"optimizer": "sgd"}}  # AdamW has no momentum: a parent comes before its child in SPACE
 table = data.search_table()
 tp
 
@@ -43,7 +43,7 @@ GOAL = 0.98  # validation accuracy
 
 
 class Search:
-    """Trains configurations of the table and counts the epochs of all of them, until one reaches GOAL."""
+    """Trains configurations from the table and counts all their epochs until one reaches GOAL."""
 
     def __init__(self, repetition):
         self.rng, self.seed = np.random.default_rng(repetition), repetition % table.seeds
@@ -60,7 +60,7 @@ class Trial:
         self.search, self.config, self.epochs = search, config, 0
 
     def train(self, epochs):
-        """Train so many more epochs. Returns the validation accuracy after them, NaN once diverged."""
+        """Train for `epochs` more epochs. Returns the validation accuracy after them, or NaN once diverged."""
         self.epochs += epochs
         self.search.spent += epochs
         value = table.curve(self.config, self.search.seed)[self.epochs - 1]
@@ -86,7 +86,7 @@ needed = {"random search": epochs_to_goal(by_random)}
 
 # %% jupyter={"source_hidden": true}
 def compare(needed):
-    """Median and quartiles of the epochs of each method, and how many times fewer than random search."""
+    """Show the median and quartiles of each method's epochs, and how many times fewer it needs than random search."""
     base = np.median(needed["random search"])
     rows = [
         (name, *np.quantile(epochs, (0.5, 0.25, 0.75)), base / np.median(epochs) if name != "random search" else None)
@@ -100,7 +100,7 @@ print(table, f"measured over {len(needed['random search'])} searches:")
 compare(needed)
 epoch = 1_281_167 / planner.A100.resnet50_mixed / 3600
 print(
-    f"modelled: as many epochs of ImageNet (ResNet-50, A100): {np.median(needed['random search']) * epoch:,.0f} GPU hours"
+    f"modelled: the same number of epochs on ImageNet (ResNet-50, A100): {np.median(needed['random search']) * epoch:,.0f} GPU hours"
 )
 
 # %% [markdown]
@@ -120,7 +120,7 @@ print(
 # %% jupyter={"source_hidden": true}
 _, axes = plt.subplots(figsize=(8, 3))
 for trial in range(27):
-    rung = sum(trial % 3**k == 0 for k in (1, 2, 3))  # nobody knows the good trials before: any third will do
+    rung = sum(trial % 3**k == 0 for k in (1, 2, 3))  # nobody knows the good trials in advance: any third will do
     axes.barh(trial, 27, color="0.9", height=0.8)
     for k in range(rung + 1):
         left = 0 if k == 0 else 3 ** (k - 1)
@@ -135,7 +135,7 @@ plt.show()
 # seeds order all 936 configurations almost identically: the correlation of their ranks is 0.97.
 
 # %%
-agree = tp.predict("And the best 50 only: what is the correlation of their ranks under two seeds (0: chance)?", ...)
+agree = tp.predict("For the best 50 alone, what is the correlation of their ranks under two seeds (0: chance)?", ...)
 
 # %% jupyter={"source_hidden": true}
 final = np.nan_to_num([[table.curve(config, seed)[-1] for seed in range(3)] for config in table.configurations])
@@ -166,7 +166,7 @@ plt.show()
 
 # %%
 agree.shows(
-    agreement(final[top]), "{:.2f}", "One image is 0.3 points; the best 50 differ by a few images, as two seeds do."
+    agreement(final[top]), "{:.2f}", "One image is 0.3 points. The best 50 differ by a few images, and so do two seeds."
 )
 
 # %% [markdown]
@@ -201,7 +201,7 @@ def active(name, config, only_if):
 
 # %% tags=["balise-1"]
 def draw(space, only_if, rng):
-    """Draw a configuration: {name: value}, active ones only. Each integer of an axis gets its share, the ends too."""
+    """Draw a configuration {name: value} with the active names only. Each integer gets its share, the ends too."""
     config = {}
     for name, axis in space.items():
         if not active(name, config, only_if):
@@ -220,7 +220,7 @@ def draw(space, only_if, rng):
 
 
 def grid(space, only_if, counts):
-    """List the configurations of a grid: counts[name] values on each numeric axis, ends included, none twice."""
+    """List the configurations of a grid: counts[name] values on each numeric axis, ends included, no duplicates."""
     configs = [{}]
     for name, axis in space.items():
         if isinstance(axis, CategoricalDistribution):
@@ -231,7 +231,7 @@ def grid(space, only_if, counts):
             if isinstance(axis, IntDistribution):
                 values = sorted({round(value) for value in values})
             # END SOLUTION
-        # each configuration becomes several, or stays as it is where the axis is not active
+        # each configuration becomes several, or does not change if the axis is not active
         configs = [
             {**config, name: value} if active(name, config, only_if) else config
             for config in configs
@@ -246,7 +246,7 @@ tp.check(1, draw, grid)
 
 # %% jupyter={"source_hidden": true}
 def test_accuracy(configs, seed):
-    """Of the configuration with the best validation accuracy, all trained to the end."""
+    """Test accuracy of the configuration with the best validation accuracy, after training all to the end."""
     return table.test(max(configs, key=lambda config: np.nan_to_num(table.curve(config, seed)[-1])), seed)[-1]
 
 
@@ -291,10 +291,11 @@ report.table({"": "{}", "trials": "{}", "learning rates tried": "{}", "test accu
 
 # %% tags=["balise-2"]
 def successive_halving(trials, first, eta, last, maximize=True):
-    """Train in rungs of `first`, `first * eta`, ... up to `last` epochs. Returns [(epochs in all, {number: value})].
+    """Train in rungs of `first`, `first * eta`, ... up to `last` epochs. Returns [(total epochs, {number: value})].
 
-    trials[number].train(n) trains n *more* epochs and returns the value after them. Of the n trials of a rung the best
-    n // eta go on, at least one. NaN is worse than any value, of an accuracy or a loss; of equals the lower number wins.
+    trials[number].train(n) trains n *more* epochs and returns the value after them. Of the n trials in a rung, the best
+    n // eta go on, but at least one. NaN is worse than any other value, whether accuracy or loss; in a tie the lower
+    number wins.
     """
     rungs, going_on, done, epochs = [], range(len(trials)), 0, first
     while epochs <= last:
@@ -310,7 +311,7 @@ def successive_halving(trials, first, eta, last, maximize=True):
 
 
 def halving_epochs(n, first, eta, last):
-    """Epochs of successive halving with n trials, all together, without training any."""
+    """Total epochs of successive halving with n trials, computed without training any."""
     total, done, epochs = 0, 0, first
     while epochs <= last:
         # BEGIN SOLUTION
@@ -362,8 +363,9 @@ compare(needed)
 class ASHA:
     """Hand out jobs: promote from the highest rung that can, else start a new trial.
 
-    epochs[k]: epochs in all at rung k; rungs[k]: {trial number: value} of all that reported there, NaN if diverged (the
-    worst value, but a report too); promoted[k]: those that may go on; sign: makes the best value the smallest.
+    epochs[k]: total epochs at rung k; rungs[k]: {trial number: value} of all that reported there, NaN if diverged (the
+    worst value, but still a report); promoted[k]: numbers of the trials that may go on; sign: makes the best value the
+    smallest.
     """
 
     def __init__(self, first, last, eta, maximize=True):
@@ -375,7 +377,7 @@ class ASHA:
         self.promoted = [set() for _ in self.epochs]
 
     def job(self):
-        """What a free worker does next: (trial number, epochs in all)."""
+        """What a free worker does next: (trial number, total epochs)."""
         for k in reversed(range(len(self.epochs) - 1)):
             # BEGIN SOLUTION
             values = self.rungs[k]
@@ -389,7 +391,7 @@ class ASHA:
         return self.started - 1, self.epochs[0]
 
     def report(self, number, epochs, value):
-        """Take in the value of a trial after so many epochs in all."""
+        """Record the value of a trial after a total of `epochs` epochs."""
         self.rungs[self.epochs.index(epochs)][number] = value
 
 
@@ -416,14 +418,14 @@ compare(needed)
 # ASHA needs about as many epochs, but it saves time. Take four workers, one of them three times slower than the others.
 
 # %%
-busy_share = tp.predict("Successive halving, 27 trials: how much of the time do these workers train, in %?", ...)
+busy_share = tp.predict("Successive halving with 27 trials: what share of the time do these workers train, in %?", ...)
 
 # %% jupyter={"source_hidden": true}
 SPEEDS = [1.0, 1.0, 1.0, 3.0]  # seconds an epoch of each worker
 
 
 def simulate(asha, train, until):
-    """Workers do asha's jobs for `until` seconds: [(worker, trial number, epochs in all, start, end)]."""
+    """Workers do asha's jobs for `until` seconds: [(worker, trial number, total epochs, start, end)]."""
     trained, jobs, free = {}, [], [(0.0, worker, None) for worker in range(len(SPEEDS))]
     while free[0][0] < until:
         now, worker, finished = heapq.heappop(free)
@@ -463,7 +465,7 @@ def busy(jobs):
 
 # %%
 busy_share.shows(
-    100 * busy(waiting), "{:.0f} %", "All wait at the end of each rung, and the last rung has a single trial."
+    100 * busy(waiting), "{:.0f} %", "All workers wait at the end of each rung, and the last rung has a single trial."
 )
 
 # %% jupyter={"source_hidden": true}
@@ -536,7 +538,7 @@ points = np.array([in_cube(config) for config in table.configurations])  # (936,
 
 # %% tags=["balise-4"]
 def expected_improvement(mean, std, best):
-    """E[max(f - best, 0)] for f normal with mean and std, arrays of one shape; best is a number.
+    """E[max(f - best, 0)] for a normal f with this mean and std, arrays of the same shape; best is a number.
 
     Where std is 0: mean - best, or 0 if that is negative. Never NaN, never negative.
     """
@@ -548,10 +550,11 @@ def expected_improvement(mean, std, best):
 
 
 def bayesian_search(objective, points, model, n_first, n_trials, rng):
-    """Try n_trials of the points (n, d), the first n_first at random. Returns (tried, values) in order of the trials.
+    """Try n_trials of the points (n, d), the first n_first at random. Returns (tried, values) in the order of trials.
 
-    objective(k) tries point k; its value is NaN if it diverged, but one of the first has a value. No point is tried twice.
-    model.fit(x, y) takes x (n, d), y (n,); model.predict(x, return_std=True) returns mean and std, (n,) each.
+    objective(k) tries point k; its value is NaN if it diverged, but at least one of the first is a number. No point is
+    tried twice. model.fit(x, y) takes x (n, d), y (n,); model.predict(x, return_std=True) returns mean and std, (n,)
+    each.
     """
     tried = rng.choice(len(points), n_first, replace=False).tolist()
     values = [objective(k) for k in tried]
@@ -607,7 +610,7 @@ plt.show()
 
 # %%
 class Reached(Exception):
-    """Ends a search of the library's form: its objective has reached GOAL."""
+    """Ends a search whose objective has reached GOAL."""
 
 
 def by_bayes(search):
@@ -647,7 +650,7 @@ compare(needed)
 from dataclasses import dataclass
 
 MEMBERS, GENERATIONS, REPETITIONS = 12, 10, 20 if FULL else 5
-torch.set_num_threads(1)  # networks this small lose time on waking others
+torch.set_num_threads(1)  # networks this small lose time waking other threads
 digits = data.digits(val_share=0.4)
 train_x, train_y = digits.train_x.flatten(1), digits.train_y
 val_x, test_x = (digits.val_x.flatten(1)[k::2] for k in (0, 1))
@@ -730,9 +733,9 @@ def explore(member, rng):
 
 
 def evolve(members, rng):
-    """The lowest quarter copies members of the highest, and explores. Returns [(place of the copier, of the copied), …].
+    """The lowest quarter copies members of the highest, then explores. Returns [(index of copier, of copied), …].
 
-    order: places of all members, the lowest value first.
+    order: indices of all members, lowest value first.
     """
     values = [-math.inf if math.isnan(member.value) else member.value for member in members]
     order = sorted(range(len(members)), key=values.__getitem__)
@@ -787,7 +790,7 @@ print(f"more, median: best {more[0]:+.1f}, median member {more[1]:+.1f}")
 
 # %% jupyter={"source_hidden": true}
 def lineage(members, rates, pairs):
-    """The learning rates along which the best network was trained: its own, and before those of whom it copied."""
+    """The learning rates that trained the best network: its own, and before that those of the members it copied."""
     k = max(range(len(members)), key=lambda k: np.nan_to_num(members[k].value))
     path = []
     for generation in reversed(range(len(rates))):
@@ -802,8 +805,8 @@ members, rates, pairs = runs[True][0]
 left.plot(epochs, rates, color="0.8", linewidth=1)
 for run in runs[True]:
     left.plot(epochs, lineage(*run), color="C0", alpha=0.6)
-left.plot([], [], color="C0", label="way to the best network, each repetition")
-left.plot([], [], color="0.8", label="all members of the first")
+left.plot([], [], color="C0", label="path to the best network, each repetition")
+left.plot([], [], color="0.8", label="all members, first repetition")
 left.set(yscale="log", xlabel="epoch", ylabel="learning rate", title="Which schedules does the population find?")
 left.legend(fontsize=8)
 for k in (0, 1):
@@ -848,13 +851,13 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-optuna.logging.set_verbosity(optuna.logging.WARNING)  # else a line a trial
+optuna.logging.set_verbosity(optuna.logging.WARNING)  # otherwise it prints a line for each trial
 
 
 def train(config, pause=0.01):
     """Train with a configuration: yields the validation accuracy after each epoch, NaN once diverged.
 
-    It reads the table, and waits a little for each epoch. Nothing is computed for epochs that nobody asks for.
+    It reads the table and waits a little at each epoch. Epochs that nobody asks for take no time.
     """
     for accuracy in data.search_table().curve(config, seed=0):
         time.sleep(pause)
@@ -884,7 +887,8 @@ def train(config, pause=0.01):
 def objective(trial, train):
     """One trial of a study: trains to the end, or until the pruner says stop. Returns the last accuracy.
 
-    train(config) yields an accuracy after each epoch. A stopped trial and a diverged one (NaN) end as PRUNED, at once.
+    train(config) yields an accuracy after each epoch. A trial that is stopped or diverges (NaN) ends as PRUNED
+    immediately.
     """
     config = {
         "optimizer": trial.suggest_categorical("optimizer", ("sgd", "adamw")),
@@ -905,15 +909,15 @@ def objective(trial, train):
 
 
 def make_study(path):
-    """Make the study "search" in the journal `path`, to be maximised, or keep the one that is there."""
+    """Make the study "search" in the journal `path`, to be maximised, or keep an existing one."""
     storage = JournalStorage(JournalFileBackend(str(path)))
     optuna.create_study(study_name="search", storage=storage, direction="maximize", load_if_exists=True)
 
 
 def work(path, name, total, train):
-    """Worker `name`: fail what it left running, then run trials until `total` are complete or pruned, by all workers.
+    """Worker `name`: fail what it left running, then run trials until `total` of the study are complete or pruned.
 
-    A trial's user attribute "worker" names its worker. Trials of other names, or of none yet, may be alive elsewhere.
+    A trial's user attribute "worker" names its worker. Trials with another name, or none yet, may be running elsewhere.
     """
     storage = JournalStorage(JournalFileBackend(str(path)))
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
@@ -1000,7 +1004,7 @@ for name in ("timeline", "intermediate_values"):
 
 # %%
 def task(path, name, trials, killed_in):
-    """A task of the array: a worker that is killed in its training number `killed_in`."""
+    """A task of the array: a worker that is killed when it begins training run number `killed_in`."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     begun = []
 
@@ -1019,7 +1023,7 @@ job = launch.job(task, journal, "task 1", 12, 3, nodes=1, ranks_per_node=1, minu
 with contextlib.suppress(launch.RankError):
     job.results()
 print("task 1 was killed:   ", summary(load(journal)))
-work(journal, "task 0", 8, train)  # the others go on; here, to save the time of another job
+work(journal, "task 0", 8, train)  # the others go on; run here, to save the time of another job
 print("task 0 goes on:      ", summary(load(journal)))
 work(journal, "task 1", 12, train)
 print("task 1 has come back:", summary(load(journal)))

@@ -40,7 +40,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 torch.set_num_threads(1)  # the layers are small: a second thread waits more than it works
 KNOWN, CELLS = data.pretrained(), data.photo_cells()
 NEW = "cat", "coins", "grass", "gravel", "motorcycle"
-DRAWS = len(measure.rounds(6))  # random picks of images: one is noise
+DRAWS = len(measure.rounds(6))  # random picks of images: a single one is noise
 tp
 
 # %% [markdown]
@@ -87,7 +87,7 @@ draw_idea()
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 def squares(names, images, seed=7):
-    """Squares of these classes, each under one light: images (n, 3, 32, 32) and labels from 0."""
+    """Patches of these classes, each under its own light: images (n, 3, 32, 32) and labels from 0."""
     chosen = [CELLS.classes.index(name) for name in names]
     pixels = images.view(len(CELLS.classes), -1, 3, 32, 32)[chosen]
     labels = torch.arange(len(chosen)).repeat_interleave(pixels.shape[1])
@@ -176,7 +176,7 @@ print(f"{numbers:,} numbers learn; Adam's state: {measure.human_bytes(8 * number
 class Transfer(nn.Module):
     """A frozen body and a head. body: images (b, 3, h, w) to features (b, d); head: features to logits.
 
-    No parameter of the body gets a gradient, and the body is in evaluation mode from the start, always.
+    The body's parameters get no gradients, and the body is always in evaluation mode, from the start.
     """
 
     def __init__(self, body, head):
@@ -200,7 +200,7 @@ class Transfer(nn.Module):
 
 
 def learning(model):
-    """The parameters that learn, each once: what an optimizer should hold."""
+    """The parameters that learn, each once: what you give to an optimizer."""
     # BEGIN SOLUTION
     return [p for p in model.parameters() if p.requires_grad]
     # END SOLUTION
@@ -228,9 +228,9 @@ tp.check(1, Transfer, learning)
 
 # %% tags=["balise-2"]
 def features(body, images, batch=250):
-    """Features (n, d) of images (n, ...), in their order: in evaluation mode, without a graph.
+    """Features (n, d) of images (n, ...), in the same order, computed in evaluation mode and without a graph.
 
-    batch: images in a pass of the body. The body's mode is the same afterwards.
+    batch: images in one pass through the body. The body's mode is the same afterwards as before.
     """
     mode = body.training
     body.eval()
@@ -243,7 +243,7 @@ def features(body, images, batch=250):
 
 
 def standardised(train, *others):
-    """[train, *others], each (n, d), less the mean of train, over its standard deviation plus 0.1 (correction 0)."""
+    """[train, *others], each (n, d), minus the mean of train, divided by its deviation (correction 0) plus 0.1."""
     # BEGIN SOLUTION
     mean, deviation = train.mean(0), train.std(0, correction=0) + 0.1
     return [(some - mean) / deviation for some in (train, *others)]
@@ -254,7 +254,7 @@ def standardised(train, *others):
 tp.check(2, features, standardised)
 
 # %%
-worth = tp.predict("With one image of each of five classes, what accuracy in % has the pretrained body?", ...)
+worth = tp.predict("With one image of each class, what accuracy in % does a head on the pretrained body reach?", ...)
 
 
 # %% jupyter={"source_hidden": true}
@@ -330,7 +330,7 @@ show_steps()
 
 # %%
 forgotten = tp.predict(
-    "Accuracy on the old classes is about 70 %. What percentage is left after 40 steps with a 'frozen' body in training mode?",
+    "Accuracy on the old classes is about 70 %. What is it (%) after 40 steps with a 'frozen' body in training mode?",
     ...,
 )
 
@@ -342,7 +342,7 @@ def old_accuracy(body):
 
 
 class Careless(Transfer):
-    """A frozen body whose batch norms are awake."""
+    """A frozen body whose batch norms still update their averages."""
 
     def train(self, mode=True):
         return nn.Module.train(self, mode)
@@ -392,9 +392,9 @@ report.table({"body": "{}", "new classes": "{:.3f}", "old classes": "{:.3f}"}, r
 def by_layer(layers, rate, factor, decay):
     """Parameter groups for an optimizer: [{"params", "lr", "weight_decay"}, ...], in any order.
 
-    layers: modules from the first to the head. rate: of the head; a layer has `factor` times that of the next. A shared
-    parameter belongs to the later layer. decay: of parameters with two or more dimensions; others have 0. Parameters
-    that do not learn are left out, and so are empty groups.
+    layers: modules from the first to the head. rate: the head's; each layer has `factor` times that of the next. A
+    shared parameter belongs to the later layer. decay: for parameters with two or more dimensions; others have 0.
+    Parameters that do not learn are left out, and so are empty groups.
     """
     groups, seen = [], set()
     for depth, layer in enumerate(reversed(list(layers))):
@@ -431,10 +431,11 @@ tp.check(3, by_layer)
 
 # %% tags=["balise-4"]
 def thaw(optimizer, module, rate, factor):
-    """Let a frozen module learn, at a rate of its own, in an optimizer that goes on.
+    """Let a frozen module learn, at its own rate, with an optimizer already in use.
 
-    rate: of the module's parameters, in one new group with the optimizer's defaults. factor: of all rates that the optimizer has so far. Its state
-    and the module's mode stay as they are. Nothing is added twice; without new parameters there is no new group.
+    rate: for the module's parameters, in one new group with the optimizer's defaults. factor: multiplies all rates that
+    the optimizer has so far. Its state and the module's mode do not change. Nothing is added twice; without new
+    parameters there is no new group.
     """
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     # BEGIN SOLUTION
@@ -505,7 +506,7 @@ show_forgetting()
 class LoRALinear(nn.Module):
     """linear(x) + alpha / rank * B A x. linear: an nn.Linear, frozen; A (rank, in) and B (out, rank) learn.
 
-    A and B are parameters with the weight's dtype and device; no matrix of (out, in) is ever formed.
+    A and B are parameters with the weight's dtype and device; no other matrix of shape (out, in) is ever formed.
     """
 
     def __init__(self, linear, rank, alpha):
@@ -526,7 +527,7 @@ class LoRALinear(nn.Module):
 
 
 def with_lora(model, names, rank, alpha):
-    """Freeze the model; in the place of each nn.Linear whose own name is in `names` put a LoRALinear. Returns the model."""
+    """Freeze the model; replace each nn.Linear whose own name is in `names` with a LoRALinear. Returns the model."""
     model.requires_grad_(False)
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
@@ -662,7 +663,7 @@ def fingerprint(model):
 # %% tags=["balise-6"]
 @torch.no_grad()
 def merge(model):
-    """Add each adapter to its weight; merged layers compute linear(x) alone. Layers that are merged stay so.
+    """Add each adapter to its weight; merged layers compute linear(x) alone. Layers already merged do not change.
 
     layer.merged says whether a layer is. A deep copy of a merged model works without the original.
     """
@@ -676,7 +677,7 @@ def merge(model):
 
 @torch.no_grad()
 def unmerge(model):
-    """Take each merged adapter away from its weight again. Layers that are not merged stay so."""
+    """Subtract each merged adapter from its weight again. Layers that are not merged do not change."""
     # BEGIN SOLUTION
     for layer in adapters(model).values():
         if getattr(layer, "merged", False):
@@ -698,7 +699,7 @@ def save_adapter(model, path):
 
 @torch.no_grad()
 def load_adapter(model, path):
-    """Copy A and B from a file of `save_adapter`; ValueError, and nothing changed, for a file of another base."""
+    """Copy A and B from a file of `save_adapter`; for another base's file, raise ValueError and change nothing."""
     # BEGIN SOLUTION
     with safe_open(path, "pt") as file:
         if file.metadata()["base"] != fingerprint(model):
@@ -717,7 +718,7 @@ tp.check(6, merge, unmerge, save_adapter, load_adapter)
 
 # %% jupyter={"source_hidden": true}
 def two_tasks(layers, task, x):
-    """Rows of x (n, in) through one base with the adapter of their task: layers, LoRALinear of one base; task (n,)."""
+    """Rows of x (n, in) through one base, each with the adapter of its task (n,). layers: LoRALinears of one base."""
     y = layers[0].linear(x)
     for number, layer in enumerate(layers):
         rows = (task == number).nonzero()[:, 0]
@@ -789,9 +790,10 @@ class Packed(NamedTuple):
 def to_nf4(weights):
     """Weights (...) as Packed: two codes a byte, an int8 scale for each BLOCK, a step for each GROUP of blocks, a mean.
 
-    steps: the largest magnitude of (scale - mean) in the group / 127. Codes are chosen with the scales that from_nf4
-    sees. Zeros come back exactly; empty stays empty. The last block may be short; half of the last byte may be unused.
-    The weights may have any floating dtype and any layout in memory; they stay as they are. mean has no dimensions.
+    steps: the largest magnitude of (scale - mean) in the group / 127. Codes are chosen with the rounded scales that
+    from_nf4 sees. Zeros come back exactly; empty stays empty. The last block may be short; half of the last byte may be
+    unused. The weights may have any floating dtype and any layout in memory; they are not changed. mean has no
+    dimensions.
     """
     flat = weights.detach().float().flatten()
     blocks = F.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
@@ -868,9 +870,9 @@ class _PackedLinear(torch.autograd.Function):
 class QLoRALinear(nn.Module):
     """linear(x) + alpha / rank * B A x with the weight of `linear` in NF4; A (rank, in) and B (out, rank) learn.
 
-    Gradients reach x, A and B only; a bias stays, and does not learn. The packed tensors move with the module and are
-    in its state_dict. Computes in the dtype of x; A and B have that of the weight, and start as in LoRALinear. Nothing as large as the
-    weight lives between forward and backward, nor after it.
+    Gradients reach x, A and B only; a bias is kept but does not learn. The packed tensors move with the module and are
+    in its state_dict. Computes in the dtype of x; A and B have that of the weight, and start as in LoRALinear. Nothing
+    as large as the weight is kept between forward and backward, or afterwards.
     """
 
     def __init__(self, linear, rank, alpha):
@@ -897,7 +899,7 @@ class QLoRALinear(nn.Module):
 
 
 def held_bits(model):
-    """Bits held for each number of the packed weights: of the tensors of a Packed in all QLoRALinear layers."""
+    """Bits held for each packed weight, counting all tensors of a Packed, in all QLoRALinear layers."""
     layers = [layer for layer in model.modules() if isinstance(layer, QLoRALinear)]
     # BEGIN SOLUTION
     held = sum(tensor.nbytes for layer in layers for name, tensor in layer.named_buffers())
@@ -928,7 +930,7 @@ def show_four_bits():
     for name, error in errors(torch.randn(1 << 18)).items():
         print(f"{name:<30} relative error {error:.4f} on normal weights")
     layer = nn.Sequential(QLoRALinear(nn.Linear(1024, 1024), 8, 16))
-    print(f"QLoRA holds {held_bits(layer):.3f} bits for each number of a weight of 1,024 × 1,024")
+    print(f"QLoRA holds {held_bits(layer):.3f} bits for each number in a weight of 1,024 × 1,024")
 
 
 show_four_bits()
@@ -1002,7 +1004,7 @@ def race_peft(rank=8, steps=5):
     The differences: between yours and peft's; between peft's and the same, saved to a folder and loaded on a new base.
     """
     warnings.filterwarnings("ignore", message="IProgress not found")  # what peft brings in asks for progress bars
-    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # and speaks of its own future
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # and warns of future changes
     from peft import LoraConfig, PeftModel, get_peft_model
     from peft import __version__ as version
 
@@ -1044,7 +1046,7 @@ def show_peft():
             f"a step with LoRALinear: {1000 * yours:.2f} ms, with {name}: {1000 * theirs:.2f} ms, {theirs / yours:.2f} times as long"
         )
         print(f"after five steps of AdamW from the same A and B, the outputs differ by {apart[0]:.1e} at most")
-        print(f"saved, and loaded on a new base: by {apart[1]:.1e}")
+        print(f"saved and loaded on a new base, they differ by {apart[1]:.1e}")
 
 
 show_peft()
@@ -1149,7 +1151,7 @@ def with_trainer():
 
 def show_trainer():
     if all(map(frameworks.here, ("peft", "transformers", "accelerate"))):
-        talk = io.StringIO()  # the libraries say much, none of it about the loss
+        talk = io.StringIO()  # the libraries print a lot, none of it about the loss
         with (
             warnings.catch_warnings(action="ignore"),
             contextlib.redirect_stdout(talk),
