@@ -763,7 +763,7 @@ BLOCK = 256  # numbers that share a scale
 
 
 def in_rows(numbers, block=BLOCK):
-    """A new tensor (N, k, b) with these numbers (n,), zeros behind them."""
+    """A new tensor (N, k, b) with these numbers (n,), followed by zeros."""
     n = dist.get_world_size()
     rows = numbers.new_zeros(n, -(-len(numbers) // (n * block)), block)
     rows.flatten()[: len(numbers)] = numbers

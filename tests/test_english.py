@@ -27,7 +27,7 @@ NOT_AFTER = (  # one hides behind a thing, falls behind, leaves nothing behind
     ),
     *("leave", "leaves", "still", "longer", "before,", "before and"),
 )
-HIDING = "".join(rf"(?<!\b{word} )" for word in NOT_AFTER) + r"(?<!\bplace\.)"
+HIDING = "".join(rf"(?<!\b{word} )" for word in NOT_AFTER) + r"(?<!\bplace\.)(?<!{)"
 HABITS = {  # what not to write: what to write instead
     HIDING + r"\bbehind\b": "after",
     r"(?:^|[.:;!] )Who(?:ever)? [^?.]{3,90}[.:]": "anyone who",
