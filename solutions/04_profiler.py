@@ -1,5 +1,5 @@
 # %% [markdown]
-# # The profiler: find out before you change · about 110 min, core 50
+# # The profiler: find out before you change · about 110 min, core 55
 #
 # A training loop is slow, and everybody has an opinion on why. A profiler has measurements. You'll record a training
 # loop, read from the trace where time and memory go, and find every place where the processor waits for the device.
