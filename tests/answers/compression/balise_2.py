@@ -209,8 +209,8 @@ bank.variant(2, "no-range", BY_ROWS, (".clamp(min=1e-38)", ""))
 bank.hint(
     2,
     "not-bytes",
-    "These are not the right integers, or not bytes at all. Use torch.uint8 where the integers start at 0, and "
-    "torch.int8 if symmetric.",
+    "These are not integers of the right type, or not bytes at all. Use torch.uint8 where the integers start at 0, "
+    "and torch.int8 if symmetric.",
 )
 bank.slip(2, "not-bytes", (".to(torch.int8 if symmetric else torch.uint8)", ".int()"))
 bank.slip(2, "not-bytes", ("torch.int8 if symmetric else torch.uint8", "torch.uint8"))

@@ -416,8 +416,8 @@ bank.variant(4, "ends-cut", FUNCTION, ("(steps >= least) & (steps <= most)", "(s
 bank.hint(
     4,
     "eight-bits",
-    "The scales follow `bits`, but fake_quantize doesn't get it: it uses 8 and saturates too late. Pass `bits` to "
-    "it too.",
+    "You compute the scales with `bits`, but don't pass it to fake_quantize, which then uses 8 and saturates too "
+    "late. Pass `bits` there too.",
 )
 bank.slip(4, "eight-bits", ("*of_weight, bits, symmetric=True)", "*of_weight, symmetric=True)"), ("*of_x, bits)", "*of_x)"))
 bank.slip(4, "eight-bits", ("fake_quantize(x, *of_x, bits)", "fake_quantize(x, *of_x)"))

@@ -184,8 +184,8 @@ bank.variant(6, "other-order", LOOPS, ("P[torch.arange(n), order] = 1", "P[order
 bank.hint(
     6,
     "not-an-order",
-    "This is not an order of the columns: it holds each number from 0 to inputs - 1 once, as integers of shape "
-    "(inputs,). Yours is {got}.",
+    "This is not an order of the columns. An order holds each number from 0 to inputs - 1 once, as integers of "
+    "shape (inputs,). Yours is {got}.",
 )
 bank.slip(6, "not-an-order", ("    return order\n", "    return weight[:, order]\n"))
 bank.slip(6, "not-an-order", ("other[i], other[j] = order[j], order[i]", "other[i] = order[j]"))
