@@ -34,7 +34,7 @@ HINTS = {
     "momentum-in-half": "The momentum is kept in 16 bits, so anything below half a unit is lost there too.",
     "momentum-dampened": "Add the whole new gradient to the momentum: v ← momentum · v + g, without (1 − momentum).",
     "momentum-ignored": "These are the weights of SGD without momentum.",
-    "generator-used-up": "If model.parameters(), a generator, is passed to it, the optimizer moves nothing: "
+    "generator-used-up": "The optimizer moves nothing when you pass it model.parameters(), a generator: "
                          "list(parameters) in the line above has used the generator up. Go through self.parameters.",
     "grad-none": "Leave a parameter without a gradient as it is: {error}",
     "frozen-moved": "A parameter without a gradient moved.",
