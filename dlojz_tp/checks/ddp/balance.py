@@ -41,7 +41,7 @@ def balise_6(balance):
         ([4, 4, 4], 4),
     ):
         _right_partition(balance, lengths, world_size)
-    yield "the fullest rank has at most 4/3 of the tokens that the best partition gives it"
+    yield "the fullest rank has at most 4/3 as many tokens as in the best partition"
     found = [(lengths, size, _right_partition(balance, lengths, size)) for lengths, size in _hard()]
     for lengths, world_size, shares in found:
         best = _best(lengths, world_size)

@@ -21,8 +21,8 @@ HINTS = {
     "not-handed-on": "With {option}, srun's processes find no {name}: they get the variables it lists, and no "
                      "others that the script exported. Leave the option out, or begin the list with ALL.",
     "gpu-hidden": "With {option}, a process sees {found} of the {wanted} GPUs of its node. join_world takes the "
-                  "GPU whose number is the local rank, which is then missing. Request GPUs per node, and leave it "
-                  "out.",
+                  "GPU whose number is the local rank, which is then missing. Request GPUs per node, and leave "
+                  "this option out.",
     "port-out-of-range": "MASTER_PORT is {found!r} in job {job}, but a port must be a number from 1024 to 65535. "
                          "Take the remainder of a division, and add an offset that keeps every remainder in this "
                          "range.",

@@ -25,8 +25,8 @@ HINTS = {
                       "shares must cover the data set: only a few samples may come twice, or less than a batch may "
                       "be left out.",
     "not-shuffled": "The samples came in the order of the data set. Shuffle them for training.",
-    "set-epoch-forgotten": "Every epoch saw the same order. The sampler combines the epoch number with its seed: "
-                           "set it with set_epoch.",
+    "set-epoch-forgotten": "Every epoch saw the same order. The sampler combines its seed with the number of the "
+                           "epoch, which you must set with set_epoch.",
     "batch-not-shared": "A step saw {found} samples instead of {wanted}: batch_size is the batch size of all ranks "
                         "together.",
     "batches-differ": "In step {step} the ranks had batches of different sizes: {sizes}.",
@@ -196,7 +196,7 @@ def _right_shares(size, ranks):
     for order in orders:
         repeated, missing = len(order) - len(set(order)), N - len(set(order))
         if repeated and missing or repeated >= BATCH or missing >= BATCH:
-            again = f", and samples were repeated {repeated} times" if repeated else ""
+            again = f", and a sample was seen again {repeated} times" if repeated else ""
             raise Wrong("shares-overlap", where=where, repeated=again, missing=missing, n=N)
     first_epoch = [number for batch in _epochs(all_seen[0])[0] for number in batch][:7]  # the tail may be padding
     if first_epoch == sorted(first_epoch):
