@@ -151,8 +151,8 @@ report.table(columns, [(k, 1e3 * b, 1 - b / sum(busy), size / MIB) for k, (b, si
 # ### Balise 1 · Cut the model evenly · further · about 10 min
 #
 # The slowest stage sets the pace, so cut the layers into contiguous stages whose *largest* sum of costs is as small as
-# possible. Use dynamic programming: if the first $j$ layers fill $s$ stages, the last stage has the layers $i$ to
-# $j - 1$, and the first $i$ layers are cut into $s - 1$ stages in the best way.
+# possible. Use dynamic programming: if the first $j$ layers fill $s$ stages, the last stage has layers $i$ to $j - 1$
+# for some $i$, and the first $i$ layers are cut into $s - 1$ stages in the best way.
 #
 # $$\text{best}_s(j) = \min_i\, \max\big(\text{best}_{s-1}(i),\; c_i + \dots + c_{j-1}\big)$$
 #
@@ -305,8 +305,8 @@ plt.show()
 # <details><summary>Hint</summary>
 #
 # `dist.isend(tensor, peer, lane, tag=tag)`: gloo finds a message by its tag, so both ends must pass the same one.
-# `output.detach().contiguous()` copies only where it must. `dist.recv` fills an empty tensor: of which shape, which
-# dtype, on which device? Integers have no gradients: `is_floating_point()`.
+# `output.detach().contiguous()` copies only where it must. `dist.recv` fills an empty tensor: with which shape
+# and dtype, on which device? Integers have no gradients: `is_floating_point()`.
 # </details>
 
 
@@ -404,9 +404,9 @@ tp.check(3, naive_step)
 # **GPipe** (Huang et al., 2019): all micro-batches go forward, one after the other; then their gradients come back, the
 # last micro-batch first. Two things are new:
 #
-# - **The loss.** The gradients add up in `p.grad` and must be those of the *whole batch's mean*. But `loss_function`
-#   gives the mean of *one* micro-batch, and 99 rows split into 4 parts give 25, 25, 25 and 24. So weight each mean by
-#   its share of the rows. On the last stage, assign this weighted loss to `y`, and add it up in `total`, without its
+# - **The loss.** The gradients add up in `p.grad` and must be those of the mean over the *whole batch*. But
+#   `loss_function` gives the mean of *one* micro-batch, and 99 rows split into 4 parts give 25, 25, 25 and 24. So weight each
+#   mean by its share of the rows. On the last stage, assign this weighted loss to `y`, and add it up in `total`, without its
 #   graph.
 # - **The way back.** `kept` contains `(x, y)` for each micro-batch, in order. Take out the last pair and run its
 #   backward. The last stage starts from its loss, the others from the gradient that they receive.
@@ -544,7 +544,7 @@ report.table(columns, [(name, found.seconds, found.bubble, found.in_flight) for 
 #
 # <details><summary>Hint</summary>
 #
-# `kept.pop(k)` returns an entry and removes it. The backward in the given lines after yours is `y.backward(gradient)`.
+# `kept.pop(k)` returns an entry and removes it. The given lines after yours call `y.backward(gradient)`.
 # </details>
 
 
@@ -777,14 +777,14 @@ more.shows(
 )
 
 # %% [markdown]
-# Micro-batches alone save no memory; 1F1B and recomputation do. Recomputation costs a second forward: in theory, 4/3 as
-# much computing.
+# Micro-batches alone save no memory; 1F1B and recomputation do. Recomputation costs a second forward: in theory, a
+# third more computing.
 #
 # ## Idle time
 #
 # ### Balise 8 · The bubble, by formula and from your run · further · about 11 min
 #
-# - `ideal_bubble(n_stages, n_micro_batches)`: the bubble by the formula of *The idea*.
+# - `ideal_bubble(n_stages, n_micro_batches)`: the bubble, by the formula in *The idea*.
 # - `measured_bubble(events)`: the idle share of a run, from events `(rank, kind, k, stage, begin, end)`. The run lasts
 #   from the first begin to the last end, on any rank. A rank is idle whenever none of its events is running. Events
 #   come in any order, the clock may start at any number, and a rank may hold several stages.
@@ -1092,8 +1092,8 @@ report.table(columns, [(method, *found, units[method]) for method, found in trai
 #
 # ## Pipelines side by side
 #
-# More stages mean more bubble, so use only as many as the model needs to fit. The other devices hold **replicas** of
-# the pipeline, each with its own rows of the batch. The ranks with the same stage average their gradients.
+# More stages mean a larger bubble, so use only as many as the model needs to fit. The other devices hold **replicas**
+# of the pipeline, each with its own rows of the batch. The ranks with the same stage average their gradients.
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(5.6, 2), layout="constrained")
