@@ -405,9 +405,9 @@ tp.check(3, naive_step)
 # last micro-batch first. Two things are new:
 #
 # - **The loss.** The gradients add up in `p.grad` and must be those of the mean over the *whole batch*. But
-#   `loss_function` gives the mean of *one* micro-batch, and 99 rows split into 4 parts give 25, 25, 25 and 24. So weight each
-#   mean by its share of the rows. On the last stage, assign this weighted loss to `y`, and add it up in `total`, without its
-#   graph.
+#   `loss_function` gives the mean of *one* micro-batch, and 99 rows split into 4 parts give 25, 25, 25 and 24. So
+#   weight each mean by its share of the rows. On the last stage, assign this weighted loss to `y`, and add it up in
+#   `total`, without its graph.
 # - **The way back.** `kept` contains `(x, y)` for each micro-batch, in order. Take out the last pair and run its
 #   backward. The last stage starts from its loss, the others from the gradient that they receive.
 #
