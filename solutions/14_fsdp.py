@@ -417,8 +417,8 @@ KEPT = (CONFIG.layers // 2, CONFIG.layers)
 run("by_block", **{f"kept_{kept}": making(shard_kept, kept=kept) for kept in KEPT})
 
 # %% [markdown]
-# Each kept block costs 4 bytes per parameter and saves one all-gather. This pays when the network is slow and memory is
-# free.
+# Each kept block costs 4 bytes per parameter and saves one all-gather. This pays off when the network is slow and
+# memory is free.
 #
 # ### Balise 5 · Shards in the CPU's memory · further · about 9 min
 #
@@ -436,8 +436,8 @@ run("by_block", **{f"kept_{kept}": making(shard_kept, kept=kept) for kept in KEP
 #
 # <details><summary>Hint</summary>
 #
-# `fully_shard(..., offload_policy=policy)`, for each group separately. AdamW's moments and the gradients are where
-# their shards are: 16 bytes a parameter in all.
+# `fully_shard(..., offload_policy=policy)`, for each group separately. AdamW's moments and the gradients stay with
+# their shards: 16 bytes a parameter in all.
 # </details>
 
 
@@ -903,7 +903,7 @@ report.table(columns, [(name, *row) for name, row in rows.items()])
 # %% [markdown]
 # ## Race
 #
-# You have used the native API all along, so race different ways to group: one group for each block, one for each linear
+# You have used the native API all along, so race different groupings: one group for each block, one for each linear
 # layer, one for everything. Plain data parallelism races too.
 
 
@@ -979,7 +979,7 @@ if shown:
 # You can predict most bytes of a step without the machine. With **fake tensors**, the same code (`fully_shard`,
 # autograd and AdamW included) runs on ranks that do not exist, and computes nothing. First comes a prediction that you
 # can check here, then one for Llama 2 7B (Touvron et al., 2023) on 64 ranks, with one sequence of 2,048 tokens each, in
-# float32. Its layers are alike, so the bytes of 32 follow from runs with three and four.
+# float32. Its layers are identical, so runs with three and four of them give the bytes of all 32.
 
 
 # %% jupyter={"source_hidden": true}
