@@ -218,7 +218,7 @@ run("data parallelism", stage_0)
 #
 # <details><summary>Hint</summary>
 #
-# Each number is bytes × (all parameters, or the share). From which stage on is it the share?
+# Each number is bytes × (all parameters, or the share). From which stage on does it use the share?
 # </details>
 
 
@@ -753,7 +753,7 @@ plt.show()
 # ### Gather ahead · further
 #
 # Your stage 3 computes nothing while it gathers a layer. `Ahead` gathers the next layer while this one computes, on a
-# second stream, as `fully_shard` does. Both run on two **modelled** H100s, each with a network card of 100 Gb/s.
+# second stream, as `fully_shard` does. Both versions run on two **modelled** H100s with network cards of 100 Gb/s.
 
 
 # %%
@@ -871,7 +871,7 @@ longer.shows(
 # %% [markdown]
 # After three steps, the losses agree up to rounding.
 #
-# ## What a real training needs
+# ## What real training needs
 #
 # ### Balise 6 · Parameters in bfloat16, masters in float32 · further · about 11 min
 #
@@ -1018,7 +1018,7 @@ report.table(columns, [[rank, *norms, min(1, norms[1] / 5 / norms[0])] for rank,
 #   gradient on the GPU.
 # - `update()`.
 #
-# The check counts the bytes that cross.
+# The check counts these bytes.
 #
 # <details><summary>Hint</summary>
 #
