@@ -437,8 +437,8 @@ compiling.capture(Mended(), torch.randn(8, 16))
 #
 # `graph.forward` runs the graph unchanged, and `nonlocal graphs` lets the inner function count. `F.pad` counts
 # dimensions from the last, two numbers for each, and pads booleans with `False`. A softmax gives weight 0 where the
-# score is minus infinity: mask the scores *before* the softmax. A weight of 0 times NaN is NaN, also in the backward
-# pass: fill `x` first.
+# score is minus infinity: mask the scores *before* the softmax. A weight of 0 times NaN is NaN, in the backward
+# pass too, so fill `x` first.
 # </details>
 
 
@@ -567,8 +567,8 @@ def break_even(eager, compiled, slow_steps):
 tp.check(5, break_even)
 
 # %% [markdown]
-# The figure uses your times for the chain: compiling has paid where the lines cross. A new job that finds its graphs in
-# the cache starts faster.
+# The figure uses your times for the chain: compiling has paid for itself where the lines cross. A new job that finds
+# its graphs in the cache starts faster.
 
 
 # %% jupyter={"source_hidden": true}
@@ -846,8 +846,8 @@ def prepared():
 
 
 # %% [markdown]
-# Without a GPU, compiling a whole ResNet takes about a minute, so only a **region** is compiled there, its first stage.
-# Of three pairs of runs, the one with the middle gain is kept.
+# Without a GPU, compiling a whole ResNet takes about a minute, so only a **region**, its first stage, is compiled
+# there. Of three pairs of runs, the one with the median gain is kept.
 
 # %%
 whole = tp.predict("How many times as fast does compiling make this training run on this machine?", ...)
