@@ -2,7 +2,7 @@
 # # Hybrid parallelism: three dimensions, and the best compromise · about 95 min, core 50
 #
 # You have cut the batch (08, 09), the optimizer states (13, 14), the sequence of layers (15, 16) and the layers
-# themselves (17). Now you combine three axes in one training step that equals one process's, and search for the best
+# themselves (17). Now you combine three axes in one training step that matches one process's, and search for the best
 # grid.
 #
 # **What you will gain.** Memory, counted on eight ranks here. And time, *estimated* for a model of 175 billion
@@ -160,8 +160,8 @@ print(f"one process: {n:,} parameters, {16 * n / 1e6:.1f} MB; losses", *(f"{loss
 #
 # <details><summary>Hint</summary>
 #
-# `divmod(17, 10)` gives what is left of 17, and its last digit. For the groups, go through all ranks. The key is a
-# tuple of the coordinates that are *not* in `axes`, and `found.setdefault(key, []).append(rank)` collects the ranks.
+# `divmod(17, 10)` gives 1, what is left of 17, and 7, its last digit. For the groups, go through all ranks. The key is
+# a tuple of the coordinates that are *not* in `axes`, and `found.setdefault(key, []).append(rank)` collects the ranks.
 # </details>
 
 
@@ -254,21 +254,21 @@ def make_mesh(sizes):
 # %% [markdown]
 # ### Balise 2 · One step on three axes · about 15 min
 #
-# From practical works 15 and 17, `SlicedBlock(block, ranks)` cuts a block over the ranks of an axis, and `Entrance` and
-# `Exit` are the embedding and the head. `run_pipeline` goes forward and backward through all stages and leaves in
-# `p.grad` the gradient of the mean loss of the rows *it gets*.
+# From practical works 15 and 17, you have `SlicedBlock(block, ranks)`, which cuts a block over the ranks of an axis,
+# and `Entrance` and `Exit`, the embedding and the head. `run_pipeline` goes forward and backward through all stages and
+# leaves in `p.grad` the gradient of the mean loss of the rows *it gets*.
 #
 # - `part_of(model, mesh)`, this rank's `Stage`: its blocks, from `begin` to `end`, each cut.
 # - **Tied words.** With `model.config.tied_head`, embedding and head are one weight with two uses. On a single stage,
 #   let the Exit use the Entrance's `words`. With several, the first and the last hold a copy each, with `p.tied` True.
 # - `hybrid_step`: from `tokens`, the whole batch, take this data rank's `rows`, as `tensor_split` cuts them. Then turn
-#   each `p.grad` into that of the whole batch's **mean** loss, and add up the tied copies' gradients.
+#   each `p.grad` into the gradient of the whole batch's **mean** loss, and add up the tied copies' gradients.
 #
 # <details><summary>Hint</summary>
 #
 # `tokens.tensor_split(n)` gives n shares. The mean over the batch is a sum over data ranks: each rank's mean times its
-# share of the rows. `run_pipeline` has done the sums over tensor ranks. Tied copies are in `mesh.ends.group`, if there
-# are several stages.
+# share of the rows. `run_pipeline` has already summed over the tensor ranks. If there are several stages, the ranks
+# with tied copies form `mesh.ends.group`.
 # </details>
 
 
@@ -394,8 +394,8 @@ most.shows(
 #
 # To clip, each rank needs the norm of the **whole** model's gradient.
 #
-# - `total_norm(part, mesh)`: each parameter counts once. If `p.cut`, the other tensor ranks hold other parts of it,
-#   otherwise copies. If `p.tied`, both ends of a pipeline hold it. Write `copy`, True where another rank counts this
+# - `total_norm(part, mesh)`: each parameter counts once. If `p.cut`, the other tensor ranks hold other parts of it;
+#   if not, copies. If `p.tied`, both ends of a pipeline hold it. Write `copy`, True where another rank counts this
 #   gradient, and the sums over the ranks that hold other parts.
 # - `total_loss(loss, n_rows, mesh)`: only last stages have a `loss`, the mean of their own `n_rows` rows. `sums` holds
 #   this rank's two numbers. Add them up, and return the whole batch's mean.
@@ -403,7 +403,7 @@ most.shows(
 # <details><summary>Hint</summary>
 #
 # Data ranks hold the same gradient, but different rows. All ranks of a group must call a collective, even those that
-# add zero. Let the first tensor rank and the first stage count.
+# add zero. Let the first tensor rank and the first stage do the counting.
 # </details>
 
 
@@ -440,7 +440,7 @@ def total_loss(loss, n_rows, mesh):
 tp.check(3, total_norm, total_loss)
 
 # %% [markdown]
-# ### Your grid beside PyTorch's · further
+# ### Your grid and PyTorch's · further
 #
 # PyTorch has `parallelize_module`, `fully_shard` and `Schedule1F1B`. None of them ties a weight across two stages, so
 # here the head is untied.
@@ -627,7 +627,7 @@ def rank_memory(model, layout, stage, widths):
 tp.check(4, stage_parameters, rank_memory)
 
 # %% [markdown]
-# ### Predicted beside measured · further
+# ### Predicted and measured memory · further
 #
 # Six grids of 8 ranks train the small model, and each rank counts the bytes of its live tensors.
 
@@ -737,15 +737,15 @@ draw_memory()
 # %% [markdown]
 # ### Balise 5 · The time of a step · further · about 12 min
 #
-# - `stage_time` predicts one micro-batch on one stage. `products` is the seconds of a layer's matrix products. A
-#   forward has $24bsh^2 + 4bs^2h$ operations, a backward twice as many, and recomputation (`full`) adds a forward. The
-#   $t$ ranks share them, each at `speed`. Return (computing, waiting for sums) for all `layers`. Besides its products,
-#   a layer moves `moved` bytes at the card's `bandwidth`. Its all-reduces, two in forward and two in backward, take
-#   `total` seconds each; subtract `hidden` once.
+# - `stage_time` predicts the time of one micro-batch on one stage. `products` is the time of a layer's matrix products.
+#   A forward has $24bsh^2 + 4bs^2h$ operations, a backward twice as many, and recomputation (`full`) adds a forward.
+#   The $t$ ranks share them, each at `speed`. Return (computing, waiting for sums) for all `layers`. Besides its
+#   products, a layer moves `moved` bytes at the card's `bandwidth`. Its all-reduces, two in forward and two in
+#   backward, take `total` seconds each; subtract `hidden` once.
 # - `step_time`: `"compute"` and `"tensor"` are $m$ times a stage's, and computing takes `head` more for each
-#   micro-batch. `"pipeline"` is the time of `waited` messages. `"bubble"` is $p - 1$ micro-batches on a stage, without
-#   the head, $v$ times shorter with $v$ chunks. `"data"` is `data_time`, where `beside` is 2/3 of `stage_time`'s
-#   computing.
+#   micro-batch. `"pipeline"` is the time of `waited` messages. `"bubble"` is the time of $p - 1$ micro-batches on a
+#   stage, without the head, $v$ times shorter with $v$ chunks. `"data"` is `data_time`, where `beside` is 2/3 of
+#   `stage_time`'s computing.
 #
 # <details><summary>Hint</summary>
 #
@@ -1008,8 +1008,8 @@ draw_order()
 # ### Balise 7 · The published table · further · about 9 min
 #
 # Megatron-LM's authors published ten runs on 32 to 3,072 A100s (2021). Two constants of your model are in no data
-# sheet: the share of the peak that `products` reach, and how often activations go through memory (`traffic`). Fit them
-# to two runs. The other eight are the test.
+# sheet: the share of the peak that matrix products reach (`products`), and how often activations go through memory
+# (`traffic`). Fit them to two runs. The other eight are the test.
 #
 # In `fit_constants(seconds, measured)`, `seconds(k, products, traffic)` predicts run k, 0 or 1. With Newton's method,
 # find $x_0 = 1 / \mathrm{products}$ and $x_1 = \mathrm{traffic}$. `here`, `right` and `up` are the seconds of both runs
@@ -1177,9 +1177,9 @@ draw_large()
 #
 # <details><summary>Why is the pipeline's axis the outermost in the mesh, and not the data axis?</summary>
 #
-# At a cut, one rank sends one activation per micro-batch to one other, so even slow links will do. Gradients take more
-# bytes, in all-reduces between all data ranks. Llama 3 had its data axis outermost: gradients can be sent early, hidden
-# by the computing.
+# At a cut, one rank sends one activation per micro-batch to one other rank, so even slow links will do. Gradients take
+# more bytes, in all-reduces between all data ranks. Llama 3 had its data axis outermost: gradients can be sent early,
+# hidden by the computing.
 # </details>
 #
 # <details><summary>With ZeRO 3, 1,024 data ranks fit without any other axis. Why isn't that enough?</summary>
@@ -1188,10 +1188,10 @@ draw_large()
 # parameters for every micro-batch, however small. With large batches and fast links, it is a good and simple answer.
 # </details>
 #
-# <details><summary>A run on 2 × 4 × 128 fails, and you get 512 GPUs to go on. What must be in the checkpoint?</summary>
+# <details><summary>A run on 2 × 4 × 128 fails, and only 512 GPUs remain. What must be in the checkpoint?</summary>
 #
 # For each piece, including optimizer states, which part of which parameter it is. Then any other grid can load it. With
-# half of the data ranks, and the batch and its order as before, each takes twice as many micro-batches.
+# half of the data ranks and the same batches in the same order, each takes twice as many micro-batches.
 # </details>
 #
 # ## To remember
