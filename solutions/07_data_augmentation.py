@@ -345,8 +345,8 @@ tp.check(4, box_masks)
 # %% [markdown]
 # ### Balise 5 · CutMix for a batch · further · about 19 min
 #
-# The arguments, results and promises are those of `mixup`: one λ, one centre (uniform over the image) and one partner
-# for each image. The partner's pixels go into the box. Mix the labels by the area that is **really** cut. Use
+# The arguments, results and promises are those of `mixup`. Draw one λ, one centre (uniform over the image) and one
+# partner for each image. The partner's pixels go into the box. Mix the labels by the area that is **really** cut. Use
 # `cutmix_boxes` and `box_masks`. About 12 lines.
 #
 # <details><summary>Hint</summary>
@@ -530,7 +530,7 @@ saved.shows(
 )
 
 # %% [markdown]
-# On a CPU, each iteration of the loop copies whole rows at the memory's speed. A **modelled** GPU, with 128 images,
+# On a CPU, each iteration of the loop copies whole rows at memory speed. A **modelled** GPU, with 128 images,
 # waits for Python to start the loop's small kernels:
 
 
@@ -565,7 +565,7 @@ tp.progress()
 # <details><summary>The training accuracy under CutMix is 60 %, the validation accuracy 75 %. Is something broken?</summary>
 #
 # No. The training images are mixed: where λ is near one half, even a perfect network is "wrong" half of the time.
-# Compare only validation accuracies. (Mixing works against memorising: it pays when a large network trains for long.)
+# Compare only validation accuracies. (Mixing works against memorising: it pays off in long training of large networks.)
 # </details>
 #
 # <details><summary>A colleague draws λ = 0.7, cuts a box near the corner, and uses 0.7 for the labels. What goes wrong?</summary>
