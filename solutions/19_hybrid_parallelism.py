@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Hybrid parallelism: three dimensions, and the best compromise · about 95 min, core 50
+# # Hybrid parallelism: three dimensions, and the best compromise · about 100 min, core 50
 #
 # You have cut the batch (08, 09), the optimizer states (13, 14), the sequence of layers (15, 16) and the layers
 # themselves (17). Now you combine three axes in one training step that matches one process's, and search for the best
