@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Compression: smaller, and sometimes faster · about 105 min, core 40
 #
-# A model is trained once and then queried for years. What counts now is the cost of an answer: bytes and time. In the
-# core you write **quantization**: integers of 8 bits replace floats in a whole network. The further parts add
+# A model is trained once and then queried for years. What counts then is the cost of an answer, in bytes and time. In
+# the core you write **quantization**: 8-bit integers replace the floats of a whole network. The further parts add
 # **distillation**, **pruning** and FP8.
 #
-# **What you will gain.** A network of 28 % of the bytes, with its accuracy beside it, that computes in your own integer
-# layers. You also measure how fast your processor multiplies bytes.
+# **What you will gain.** A network with 28 % of the bytes that computes in integer layers you wrote, and its accuracy.
+# You also measure how fast your processor multiplies bytes.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
@@ -43,7 +43,7 @@ torch.set_num_threads(1)  # the layers are small here: a second thread waits mor
 # $$\text{bytes} \approx \underbrace{N}_{\text{distillation}} \times \underbrace{(1 - s)}_{\text{pruning}} \times
 # \underbrace{b / 8}_{\text{quantization}}$$
 #
-# *Time* drops only if the processor has an instruction for the smaller format.
+# A smaller $N$ saves *time* on any processor; zeros and fewer bits do so only if the processor can use them.
 
 
 # %% jupyter={"source_hidden": true}
@@ -120,12 +120,12 @@ def bytes_of(model):
 report.table({"": "{}", "bytes": "{:,}", "accuracy": "{:.3f}"}, [("float32", bytes_of(teacher), accuracy(teacher))])
 
 # %% [markdown]
-# These are the two numbers to watch. One of the 359 validation images is 0.003 of accuracy.
+# These are the two numbers to watch. One of the 359 validation images changes the accuracy by 0.003.
 
 # %% [markdown]
 # ## A teacher and a student
 #
-# A label says "3". A trained network says "3, and if not, rather an 8 than a 1". A small network, the student, can
+# A label says "3". A trained network says "3, and if not, an 8 rather than a 1". A small network, the student, can
 # learn from these probabilities (Hinton, Vinyals and Dean, 2015). A good teacher is nearly certain, though, and its
 # small probabilities are close to 0. Both sets of logits are therefore divided by a **temperature** $T$ before the
 # softmax. With the teacher's $p$ and the student's $q$ at temperature $T$, the loss is
@@ -170,12 +170,12 @@ tp.check(1, distillation_loss)
 # ## The omitted digit · further
 #
 # How much do those small probabilities say? In Hinton's experiment, the student never sees a 3. All it can learn about
-# 3 is what the teacher says about *other* digits. A student that never saw a class considers it rare, so one bias is
-# corrected afterwards, on training images that it did not learn from.
+# 3 is what the teacher says about *other* digits. A student that never saw a class considers it rare, so its bias for
+# the 3 is corrected afterwards, on training images that it did not learn from.
 
 # %%
 never_seen = tp.predict(
-    "After that correction, which share of the 3s does the distilled student recognise (0 to 1)?", ...
+    "After that correction, what share of the 3s does the distilled student recognise (0 to 1)?", ...
 )
 
 # %% jupyter={"source_hidden": true}
@@ -250,8 +250,8 @@ def show_omitted():
 show_omitted()
 
 # %% [markdown]
-# With the teacher, the student knows most 3s as soon as the bias is right. Is a teacher always worth it? The next cell
-# compares all labels with only the first 100. The teacher had all of them.
+# Taught by the teacher, the student recognises most 3s once the bias is corrected. Does a teacher always help? The next
+# cell trains students with all labels and with only the first 100. The teacher had all of them.
 
 
 # %% jupyter={"source_hidden": true}
@@ -319,7 +319,7 @@ def limits(bits, symmetric):
 
 # %% tags=["balise-2"]
 def extremes(x, axis=None):
-    """The least and the greatest number of x: shape (), or of each channel along an axis, with all of x's axes."""
+    """The least and greatest number of x, (); or those of each channel along an axis, with all of x's axes."""
     axes = [other for other in range(x.dim()) if other != axis]
     keep = axis is not None
     return x.amin(axes, keepdim=keep), x.amax(axes, keepdim=keep)
@@ -362,8 +362,8 @@ def dequantize(q, scale, zero):
 tp.check(2, extremes, affine, quantize, dequantize)
 
 # %% [markdown]
-# What do fewer bits cost? Only the weights are rounded here. The signal-to-noise ratio (SNR) is theirs to the rounding
-# error.
+# What do fewer bits cost? Only the weights are rounded here. The signal-to-noise ratio (SNR) compares them with the
+# rounding error.
 
 
 # %%
@@ -424,7 +424,7 @@ def fixed_point(real):
 #   `error(share)`: quantize `x` in the range `share * low` to `share * high`, turn it back, and return the sum of
 #   squared errors as a Python number.
 # - **`integer_linear(...)`** is the formula above for one layer. To round the division by $2^{shift}$, add half of
-#   $2^{shift}$ before you shift. Use no floats, not even in between.
+#   $2^{shift}$ before you shift. Use no floats, not even for intermediate results.
 #
 # 2, 3 and 3 lines.
 #
@@ -555,7 +555,7 @@ report.table(columns, [(bits, *(answers(in_integers(bits, way)) for way in CALIB
 # PyTorch has no fast kernel for the int32 matrices in `integer_linear`, but it has one for bytes: `torch._int_mm`.
 
 # %%
-faster = tp.predict("How many times as fast as in float32 is the product of bytes on your processor?", ...)
+faster = tp.predict("How many times as fast as the float32 product is the product of bytes here?", ...)
 
 
 # %%
@@ -572,7 +572,7 @@ def race_bytes(n=1024, rows=64):
 
 raced = race_bytes()
 report.table({"weight": "{}", "size": measure.human_bytes, "product": measure.human_seconds}, raced)
-faster.shows(raced[0][2] / raced[1][2], "× {:.1f}", "The bytes are always a quarter; the processor decides the time.")
+faster.shows(raced[0][2] / raced[1][2], "× {:.1f}", "The size is always a quarter; the time depends on the processor.")
 
 # %% [markdown]
 # ## Training through the rounding
@@ -587,8 +587,8 @@ faster.shows(raced[0][2] / raced[1][2], "× {:.1f}", "The bytes are always a qua
 #
 # ### Balise 4 · Training through the rounding · further · about 9 min
 #
-# - **`fake_quantize(x, scale, zero, ...)`** returns $\hat x$, float32, with the gradient above. Given are `back`, which
-#   is $\hat x$ without a gradient, and `steps`, the integers before they saturate. Write what is returned.
+# - **`fake_quantize(x, scale, zero, ...)`** returns $\hat x$, float32, with the gradient above. `back` ($\hat x$
+#   without a gradient) and `steps` (the integers before they saturate) are given. Write the return line.
 # - **`fake_layer(layer, x, high, bits)`** returns what a linear layer or a convolution computes from rounded inputs and
 #   rounded weights. Scales and zero points are given. The bias is not rounded. The layer's float32 weights don't
 #   change, and they receive the gradient.
@@ -654,7 +654,7 @@ draw_staircase()
 # ## Few bits: with and without training · further
 #
 # Inputs and weights of all layers are rounded: without training (PTQ), and after `EPOCHS` more epochs with the rounding
-# in the forward pass (QAT). The float network gets as many more epochs.
+# in the forward pass (QAT). The float network gets these extra epochs too.
 
 
 # %% jupyter={"source_hidden": true}
@@ -716,7 +716,7 @@ show_training()
 #   weight stays. In each group, exactly the `round(sparsity * n)` smallest of `n` magnitudes go, even if many are
 #   equal. Write `mask` for the group's magnitudes, `sizes`.
 # - **`hold_zeros(weights, masks, optimizer)`** restores the zeros in place: in each weight, and in every tensor of its
-#   shape in `optimizer.state[weight]`. That dictionary may be empty, and it also holds other things.
+#   shape in `optimizer.state[weight]`. That dictionary may be empty, or hold other things too.
 #
 # 2 and 3 lines.
 #
@@ -729,7 +729,7 @@ show_training()
 
 # %% tags=["balise-5"]
 def magnitude_masks(weights, sparsity, by_layer=False):
-    """Masks of booleans, False for the share `sparsity` that is smallest in magnitude: of all weights, or of each."""
+    """Masks of booleans, False for the smallest share `sparsity` of all weights together, or of each."""
     masks = []
     for group in [[one] for one in weights] if by_layer else [weights]:
         sizes = torch.cat([one.detach().abs().flatten() for one in group])
@@ -743,7 +743,7 @@ def magnitude_masks(weights, sparsity, by_layer=False):
 
 @torch.no_grad()
 def hold_zeros(weights, masks, optimizer):
-    """Zero, in place, what is pruned of the weights, and of all in their shape that the optimizer remembers of them."""
+    """Zero the pruned places, in the weights and in the optimizer's tensors of their shape, in place."""
     for weight, mask in zip(weights, masks):
         # BEGIN SOLUTION
         for one in (weight, *optimizer.state[weight].values()):
@@ -796,7 +796,7 @@ def show_pruned(shares=(0.5, 0.8, 0.9, 0.95, 0.98)):
         )
         if kind == "whole network":
             stay = ", ".join(f"{mask.double().mean():.1%} of {mask.shape[1]} × {mask.shape[0]}" for mask in rows[3][2])
-    print(f"Of each layer there stay, at {shares[3]:.0%} over the whole network: {stay}.")
+    print(f"With {shares[3]:.0%} of the whole network pruned, the layers keep {stay}.")
     for ax, title in ((left, "Pruned"), (right, "Pruned, and three more epochs")):
         ax.axhline(accuracy(teacher), color="0.4", ls=":", lw=1)
         ax.set(title=title, xlabel="weights that are zero", ylim=(0, 1.02))
@@ -819,7 +819,7 @@ show_pruned()
 #
 # Where three large weights share a group of four, one must go. But the **order of the hidden channels is free**: sort
 # the rows of the first matrix, its bias and the columns of the second in the same way, and the network computes the
-# same. A good order keeps more magnitude (Pool and Yu, 2021).
+# same function. A good order keeps more magnitude (Pool and Yu, 2021).
 #
 # ### Balise 6 · Two of four · further · about 14 min
 #
@@ -835,8 +835,8 @@ show_pruned()
 #
 # <details><summary>Hint</summary>
 #
-# `reshape` to `(outputs, groups, 4)`; `topk(2)` of the last axis gives `indices`; `scatter` writes `True` at these
-# places of a mask of `False`. `weight[:, order]` has the columns in another order.
+# `reshape` to `(outputs, groups, 4)`; `topk(2)` along the last axis gives `indices`, and `scatter` writes `True` there
+# in a mask of `False`. `weight[:, order]` has the columns in another order.
 # </details>
 
 
@@ -931,7 +931,7 @@ show_patterns()
 #
 # A *sparse* format (CSR, *compressed sparse rows*) stores the nonzero numbers and their positions. It needs fewer
 # operations, but each needs a lookup. A dense product works on whole vectors and reuses what it has loaded. Guess for a
-# matrix of 1,024 × 1,024 times 64 columns.
+# 1,024 × 1,024 matrix times 64 columns.
 
 # %%
 half = tp.predict(
@@ -963,14 +963,15 @@ def show_zeros():
     dense, sparse = ([one[k] for one in found.values()] for k in (0, 1))
     columns = {"zeros": "{:.0%}", "dense": measure.human_seconds, "sparse": measure.human_seconds}
     report.table(columns, list(zip(ZEROS, dense, sparse)))
-    half.shows(sparse[1] / dense[1], "× {:.1f}", "Half of the products, but each of them has to be looked up.")
+    half.shows(sparse[1] / dense[1], "× {:.1f}", "Half of the products, but each of them needs a lookup.")
 
 
 show_zeros()
 
 # %% [markdown]
 # The dense product takes the same time whatever it multiplies. The sparse one pays only where few weights are left. On
-# a GPU, `torch.sparse.to_sparse_semi_structured` makes a 2:4 weight; the A100's data sheet promises twice the peak.
+# a GPU, `torch.sparse.to_sparse_semi_structured` stores a weight in the 2:4 format. The A100's data sheet promises
+# twice the peak for it.
 
 # %% [markdown]
 # ## Eight bits with an exponent
@@ -1003,7 +1004,7 @@ E2M1 = 1, 0, 6.0
 #
 # - **`round_float(x, mantissa, least, most)`** returns $\hat x$, float32, rounded to `mantissa` bits, halves to the
 #   even neighbour. `least` is $e_{\min}$. Saturation at `most` is given.
-# - **`tensor_scale(x, most)`** returns one scale, `()`. The largest magnitude of `x`, divided by it, is `most`.
+# - **`tensor_scale(x, most)`** returns one scale, `()`. Dividing by it turns the largest magnitude of `x` into `most`.
 # - **`block_scales(x, most, size=32)`** returns for each number the scale of its block: the least power of two, from
 #   $2^{-127}$ on, for which no number of the block exceeds `most` after the division. Write `exponent`, one for each
 #   block of `blocks`, which has the shape `(..., blocks, size)`.
@@ -1030,7 +1031,7 @@ def round_float(x, mantissa, least, most):
 
 
 def tensor_scale(x, most):
-    """One scale, (): the largest magnitude of x, divided by it, is `most`."""
+    """One scale, (): dividing by it turns the largest magnitude of x into `most`."""
     # BEGIN SOLUTION
     scale = x.abs().amax() / most
     # END SOLUTION
@@ -1193,9 +1194,9 @@ def show_eight_bits():
 show_eight_bits()
 
 # %% [markdown]
-# Without scales, most gradients underflow in E4M3. E5M2 reaches 128 times further down and loses far fewer. The outlier
-# ruins a scale for the whole tensor: all other weights of the layer become 0. Block scales survive it. **Not measured
-# here:** an H100's peak is 989 TFLOP/s in bfloat16 and 1,979 in FP8 (data sheet).
+# Without scales, most gradients underflow in E4M3. E5M2 reaches numbers 128 times smaller and loses far fewer. The
+# outlier ruins a scale for the whole tensor: all other weights of the layer become 0. Block scales survive it. **Not
+# measured here:** an H100's peak is 989 TFLOP/s in bfloat16 and 1,979 in FP8 (data sheet).
 
 # %% [markdown]
 # ## Deployment: ONNX Runtime · further
@@ -1310,8 +1311,8 @@ show_deployed()
 #
 # ### The same with torchao
 #
-# torchao is PyTorch's library for quantization; its `QATConfig` does your balise 4. Its 2-bit integers include −2, and
-# its inputs stay float there.
+# torchao is PyTorch's library for quantization; its `QATConfig` does what you wrote in balise 4. With 2 bits, its
+# integers include −2 and its inputs stay float.
 
 
 # %% jupyter={"source_hidden": true}
@@ -1346,7 +1347,7 @@ report.table({"": "{}", "torchao": "{:.3f}", "yours": "{:.3f}"}, rows)
 # %% [markdown]
 # ## Measure again
 #
-# The same network twice: from the start, and in your integers.
+# The same network twice: the baseline, and in your integers.
 
 # %%
 net = in_integers(8, "least error")
@@ -1360,13 +1361,14 @@ report.table(
 # %% [markdown]
 # ## Three questions
 #
-# **1.** A colleague has set 90 % of the weights to zero and kept the accuracy. File and time are unchanged. Why?
+# **1.** A colleague has set 90 % of the weights to zero and kept the accuracy. The file is no smaller and no time is
+# saved. Why?
 #
 # <details><summary>Answer</summary>
 #
 # A zero in a dense tensor is a number like any other: it is stored, read and multiplied. A sparse format makes the file
-# smaller, but time needs a kernel that profits from *this* pattern. Structure always helps: remove whole channels,
-# which leaves a smaller dense network, or use 2:4 on hardware that knows it, which saves at most half.
+# smaller, but saving time takes a kernel that profits from *this* pattern. Structure always helps: remove whole
+# channels, which leaves a smaller dense network, or use 2:4 on hardware that knows it, which saves at most half.
 # </details>
 #
 # **2.** Distillation with $T = 2$ works well. Someone sets $T = 8$ and drops the factor $T^2$. What happens?
@@ -1384,7 +1386,7 @@ report.table(
 #
 # In bfloat16 it takes 14 GB. int8 makes it 7 GB, which leaves almost nothing for a KV cache. 2:4 on top of int8 keeps
 # two of four bytes and 2 × 2 bits, 20 bits instead of 32: about 4.4 GB. Four bits a weight make 3.5 GB, a little more
-# with a scale for each block. Each has to be measured on the task itself.
+# with a scale for each block. Measure each of them on the task itself.
 # </details>
 
 # %% [markdown]
