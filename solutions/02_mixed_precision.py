@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Mixed precision: 16 bits where they suffice, 32 where they must be · about 95 min, core 45
 #
-# Most of a training step works as well with numbers of 16 bits as with 32. Some of it doesn't: small gradients become
-# zero and small updates are lost, and nothing warns you except a loss that stops falling. You write the step, and what
-# keeps it correct: **loss scaling**, **operations left in float32**, and **master weights**.
+# Most of a training step works as well with 16-bit numbers as with 32-bit ones. Some of it doesn't: small gradients
+# become zero and small updates are lost, and nothing warns you except a loss that stops falling. You write the step,
+# and what keeps it correct: **loss scaling**, **operations left in float32**, and **master weights**.
 #
-# **What you will gain.** The bytes of the activations drop to about half of float32's, measured with your own step. Of
-# the gradients that float16 turns into zero, you bring back nearly all.
+# **What you will gain.** The activations take about half of the bytes that they take in float32, measured with your own
+# step. You bring back nearly all the gradients that float16 turns into zero.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
@@ -73,8 +73,8 @@ right.text(-37, 1.62, "small gradients", ha="center", fontsize=8)
 plt.show()
 
 # %% [markdown]
-# **bfloat16** keeps the range of float32 and gives up digits. **float16** keeps more digits, but its range ends where
-# small gradients are. If the loss is multiplied by $s$, so is every gradient:
+# **bfloat16** keeps the range of float32 and gives up digits. **float16** keeps more digits, but many small gradients
+# are below its range. If the loss is multiplied by $s$, so is every gradient:
 #
 # $$\nabla_w (s\,L) = s\,\nabla_w L.$$
 #
@@ -83,8 +83,8 @@ plt.show()
 #
 # ## The baseline
 #
-# The backward pass needs the activations of the forward pass, so a step keeps them. How many bytes are they in float32,
-# for 8 images of 224 pixels?
+# The backward pass needs the activations of the forward pass, so a step keeps them. How many bytes do they take in
+# float32, for 8 images of 224 pixels?
 
 
 # %% jupyter={"source_hidden": true}
@@ -115,8 +115,8 @@ report.table({"step": "{}", "activations": measure.human_bytes}, [("float32", in
 # ## TF32: float32 on Tensor Cores · further
 #
 # In **TF32**, numbers stay float32 in memory, and a Tensor Core rounds the factors of a product to ten bits of
-# mantissa. No byte is saved and no code changes: it is a switch, `fp32_precision`. PyTorch turns it on for convolutions
-# only.
+# mantissa. No byte is saved and no code changes: it is a switch, `fp32_precision`. By default, PyTorch turns it on for
+# convolutions only.
 
 
 # %% jupyter={"source_hidden": true}
@@ -137,7 +137,7 @@ print(f"as set here: products {switch.fp32_precision!r}, convolutions {torch.bac
 
 
 def product(precision):
-    """A product of float32 matrices with the switch so."""
+    """A product of float32 matrices with the switch set to `precision`."""
     switch.fp32_precision = precision
     return a @ a
 
@@ -155,16 +155,16 @@ else:
         if found
         else "none is recorded yet"
     )
-    print("No Tensor Core for TF32 here: nothing is measured, the switch changes nothing. On a GPU:", gain)
+    print("No Tensor Core for TF32 here: the switch changes nothing, so nothing is measured. On a GPU:", gain)
 
 # %% [markdown]
 # ## Two steps
 #
 # ### Balise 1 · A step in float16, with loss scaling · about 14 min
 #
-# The *scaled* loss goes backward. Before the clipping and the optimizer use the gradients, they are divided by the
-# scale. `scaler` has the methods of `torch.amp.GradScaler`: it keeps the scale, skips the update after an overflow, and
-# adapts.
+# The *scaled* loss goes backward. The gradients are divided by the scale before they are clipped and used by the
+# optimizer. `scaler` has the methods of `torch.amp.GradScaler`: it keeps the scale, skips the update after an overflow,
+# and adapts.
 #
 # Write the forward pass under autocast in float16 (`logits`), the mean cross-entropy in float32 (`loss`), the backward
 # pass, the **clipping of gradients to the global norm `max_norm`**, and the update. `model` is on `device`, in float32.
@@ -261,8 +261,9 @@ tp.check(2, bf16_step, dtypes_under_autocast)
 
 
 # %% [markdown]
-# PyTorch has lists of what autocast does on each type of device. Matrix products and convolutions run in 16 bits.
-# Losses run in float32; on a GPU softmax, sums and layer norm do too. Everything else keeps the dtype of its input.
+# PyTorch has lists of what autocast does to each operation, for each type of device. Matrix products and convolutions
+# run in 16 bits. Losses run in float32; on a GPU softmax, sums and layer norm do too. Everything else keeps the dtype
+# of its input.
 
 
 # %% jupyter={"source_hidden": true}
@@ -289,8 +290,8 @@ report.table({"module": "{}", "output": "{}"}, list(seen.items()))
 #
 # ### Balise 3 · The gradients that become zero · about 10 min
 #
-# Float16's smallest normal number is $2^{-14}$. Below are the *subnormals*, with fewer digits, down to $2^{-24}$. How
-# many gradients does float16 lose, and which scale saves them?
+# Float16's smallest normal number is $2^{-14}$. Below it are the *subnormals*, with fewer digits, down to $2^{-24}$.
+# How many gradients does float16 lose, and which scale saves them?
 #
 # Multiply each gradient by `s` in float32, then cast it to float16. Count the values that were not zero and became zero
 # (`lost`), and those that became infinite (`infinite`). The loop and the division are given. About 3 lines.
@@ -323,10 +324,10 @@ def lost_in_float16(gradients, s):
 tp.check(3, lost_in_float16)
 
 # %% [markdown]
-# The next cell counts for a real step: the gradients of the weights and those that flow back from layer to layer.
+# The next cell counts them in a real step: the gradients of the weights and those that flow back from layer to layer.
 
 # %%
-underflow = tp.predict("How many % of the gradients of a step does float16 make zero, without a scale?", ...)
+underflow = tp.predict("What % of the gradients of a step does float16 turn into zero, without a scale?", ...)
 
 
 # %%
@@ -351,7 +352,7 @@ lost, infinite = zip(*(lost_in_float16(gradients, s) for s in SCALES))
 best = min(range(len(SCALES)), key=lambda k: lost[k] + 1000 * infinite[k])
 columns = {"gradients times": "2^{:.0f}", "become zero": "{:.2%}", "infinite": "{:.2%}"}
 report.table(columns, [(math.log2(SCALES[k]), lost[k], infinite[k]) for k in (2, SCALES.index(1.0), best)])
-why = "A new network has large gradients. The first row is a loss of small weight."
+why = "A new network has large gradients. The first row is for a loss with a small weight."
 underflow.shows(100 * lost[SCALES.index(1.0)], "{:.2g} %", why)
 
 # %% jupyter={"source_hidden": true}
@@ -398,7 +399,7 @@ plt.show()
 # %% [markdown]
 # Whatever makes gradients smaller moves the figure to the left: a network that has nearly learned, a larger batch, a
 # loss of small weight. A scale that is too large makes the largest gradients infinite, and one infinite gradient spoils
-# the step. The room between the two moves during training.
+# the step. The range of good scales moves during training.
 
 # %% [markdown]
 # ### Balise 4 · A dynamic loss scaler · further · about 21 min
@@ -406,7 +407,7 @@ plt.show()
 # No scale fits a whole training, so it adapts. Write what `torch.amp.GradScaler` does, for one optimizer:
 #
 # - `unscale_(optimizer)`: divide `gradients` by the scale, in place. The tensor `self.found` tells whether one was
-#   infinite or NaN. It stays on the device, and nothing is read.
+#   infinite or NaN. It stays on the device: don't read it here.
 # - `step(optimizer)`: unscale if that hasn't happened yet. Then call `optimizer.step()`, unless a gradient was not
 #   finite. Set `self.skipped` accordingly. This is the **one value** that you may read in a step.
 # - `update()`: after a skipped step, multiply the scale by `backoff_factor`. After `growth_interval` good steps in a
@@ -416,10 +417,10 @@ plt.show()
 #
 # <details><summary>Hint</summary>
 #
-# A loop over parameters costs an operator each, and a norm of all gradients overflows before they do. PyTorch has one
-# operator that divides a list of gradients in place and looks for non-finite values in a single pass:
+# A loop costs an operator for each parameter, and the norm of all gradients may overflow though they are finite.
+# PyTorch has one operator that divides a list of gradients in place and looks for non-finite values in a single pass:
 # `torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse_scale)`. `found` and `inverse_scale` are
-# float32 tensors of one value on the device; `found`, zero before, becomes 1 in place.
+# float32 tensors of one value on the device; `found` starts at 0 and becomes 1 if a value is not finite.
 # </details>
 
 
@@ -567,16 +568,16 @@ report.table({"": "{}", "1 − 1000 × 0.001": "{:.4f}"}, rows)
 #    $\epsilon\,2^{\lfloor\log_2 |x|\rfloor}$ with `info.eps` for $\epsilon$. Below `info.smallest_normal` it stays the
 #    same.
 # 2. `MasterSGD`: SGD with momentum ($v \leftarrow \mu v + g$, $w \leftarrow w - \eta v$). Masters and momentum are
-#    float32. Write how the masters are made, and the step of one parameter: update $v$ and the master, then write the
-#    master, rounded, into the parameter. Keep nothing else.
+#    float32. Write the line that makes the masters, and the step of one parameter: update $v$ and the master, then
+#    write the master, rounded, into the parameter. Keep nothing else.
 #
 # About 3 and 4 lines.
 #
 # <details><summary>Hint</summary>
 #
 # `torch.frexp(x)` gives the exponent without a logarithm: $x = a\,2^e$ with $\frac12 \le a < 1$; `torch.ldexp(a, e)`
-# goes back. Use `clamp(min=...)` for the small ones, and float64 for room below. `p.detach().float()` makes a copy in
-# float32, `p.copy_(master)` rounds it into the parameter.
+# goes back. Use `clamp(min=...)` for small numbers, and float64 so that small distances don't underflow.
+# `p.detach().float()` makes a copy in float32, `p.copy_(master)` rounds it into the parameter.
 # </details>
 
 
@@ -774,8 +775,8 @@ OPTIMIZERS = {"SGD": 0, "SGD, momentum": 1, "AdamW": 2}  # numbers it keeps for 
 #
 # <details><summary>Hint</summary>
 #
-# `dtype.itemsize` is the bytes of a number. Two dtypes of the same size are still different. Divide whole numbers by
-# `//`.
+# `dtype.itemsize` gives the bytes of one number. Two dtypes of the same size are still different. Divide whole numbers
+# with `//`.
 # </details>
 
 
@@ -837,7 +838,7 @@ def half_step(model, images, labels, optimizer, device):
 # step, with 32 small images?
 
 # %%
-left = tp.predict("What is the peak memory of a step in 16 bits, in % of that of a step in float32?", ...)
+left = tp.predict("What is the peak memory of a step in 16 bits, as a % of that in float32?", ...)
 
 
 # %%
@@ -846,7 +847,7 @@ labels = torch.randint(CLASSES, (SETTING.batch_size,))
 
 
 def peak_of(step):
-    """Highest memory in use in a step, in bytes; one in float32 goes before, which makes the momentum."""
+    """Highest memory in use in a step, in bytes, after a step in float32 that makes the momentum."""
     model = training_run.make_model(CLASSES)
     optimizer = training_run.make_optimizer(model.parameters())
     training_run.plain_step(model, images, labels, optimizer, DEVICE)
@@ -867,7 +868,7 @@ left.shows(100 * peaks[HALF_NAME][0] / peaks["float32"][0], "{:.0f} %", why)
 #
 # ## Measured again
 #
-# Your step in 16 bits, on the images from the start. The right column counts the gradients of a loss of weight
+# Your step in 16 bits, on the images of the baseline. The right column counts the gradients of a loss of weight
 # $2^{-12}$.
 
 # %%
@@ -891,7 +892,7 @@ report.table(columns, rows)
 # to plain loops, about **ten times slower**. Autocast doesn't warn you.
 
 # %%
-step_gain = tp.predict("How many times as fast as in float32 is a training step in 16 bits, on this machine?", ...)
+step_gain = tp.predict("How many times as fast is a training step in 16 bits as one in float32, on this machine?", ...)
 
 
 # %% jupyter={"source_hidden": true}
@@ -971,8 +972,8 @@ race
 # %% [markdown]
 # ## Beyond this machine · further
 #
-# Your bytes tell which batch fits on a card (an estimate: some activations stay in float32). The last cell compares
-# your step with float32 on a **modelled** H100, which computes float32 convolutions in TF32.
+# Your byte counts tell which batch fits on a card (an estimate: some activations stay in float32). The last cell
+# compares your step with float32 on a **modelled** H100, which computes float32 convolutions in TF32.
 
 # %%
 from torchvision import models
@@ -996,7 +997,7 @@ worth.table({"float32": training_run.plain_step, "your bf16_step": bf16_step}, k
 # %% [markdown]
 # ## The red thread
 #
-# The training run of every work on one device: float32, then your step in 16 bits. If 16 bits cost time on this
+# The training run that the works on one device share: float32, then your step in 16 bits. If 16 bits cost time on this
 # machine, no row is added, and later works continue in float32.
 
 # %%
@@ -1021,7 +1022,7 @@ tp.progress()
 #
 # <details><summary>A colleague calls model.half() before training under autocast. What happens?</summary>
 #
-# Weights and gradients are now in float16. There are no masters any more, so small updates are lost, and
+# Weights and gradients are now in float16. There are no float32 masters any more, so small updates are lost, and
 # <code>GradScaler.unscale_</code> refuses float16 gradients. Autocast expects a model in float32.
 # </details>
 #
