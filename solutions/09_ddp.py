@@ -5,7 +5,7 @@
 # metric means, who writes the checkpoint. Most mistakes are silent. Your criterion: **many ranks must compute what one
 # process computes on the whole batch**.
 #
-# **What you will gain.** On two ranks, each computes 120 of the 240 samples of a step, for the same loss. An
+# **What you will gain.** Each of two ranks computes 120 of the 240 samples of a step, and the loss is the same. An
 # interrupted job resumes with losses that are 0.00 % off.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -57,7 +57,7 @@ RATE = 0.5  # learning rate
 # = \frac{1}{N}\sum_{r=1}^{N} \Big(\frac{N}{B} \sum_{i \in \text{part } r} \nabla \ell_i\Big)$$
 #
 # The bracket is the mean over rank $r$'s part **only if the parts are equally large**. DDP exchanges gradients in
-# buckets while backward still computes others:
+# buckets while the backward pass still computes others:
 
 
 # %% jupyter={"source_hidden": true}
@@ -210,7 +210,7 @@ report.table({"epoch": "{}", "loss alone": "{:.3f}", "on ranks": "{:.3f}"}, list
 # ### Balise 2 · Metrics over ranks, exact · about 13 min
 #
 # A validation set rarely divides by the number of ranks. `DistributedSampler` then repeats samples, and a mean of the
-# ranks' means weights a small share like a large one. Both are wrong for a metric.
+# ranks' means gives a small share the same weight as a large one. Both are wrong for a metric.
 #
 # `evaluate` returns `(loss, accuracy)` over **all** samples, each counted once. A rank may have no sample at all. Write
 #
@@ -222,7 +222,7 @@ report.table({"epoch": "{}", "loss alone": "{:.3f}", "on ranks": "{:.3f}"}, list
 #
 # <details><summary>Hint</summary>
 #
-# `Subset(dataset, places)` with every `world_size`-th place, starting at the rank. `F.cross_entropy(...,
+# Use `Subset(dataset, places)` with every `world_size`-th place, starting at the rank. `F.cross_entropy(...,
 # reduction="sum")` adds up the losses of a batch. `sums.tolist()` gives three floats.
 # </details>
 
@@ -289,9 +289,9 @@ report.table({"ranks": "{}", "yours": "{:.5f}", "padding, mean of means": "{:.5f
 # **`AllReduceSum`** adds up over the ranks. Write `backward`: `gradient` is that of this rank's *own* loss with respect
 # to the sum. But the sum went into the losses of all ranks.
 #
-# **`SyncBatchNorm.forward(x)`**, with `b` that may differ between ranks: write `n`, the number of values of a channel
-# over all ranks (a tensor without a gradient), and `mean` and biased variance `var`, both `(channels,)`, with **one**
-# message forward and one backward:
+# **`SyncBatchNorm.forward(x)`**: `b` may differ between ranks. Write `n`, the number of values of a channel over all
+# ranks (a tensor without a gradient), and `mean` and biased variance `var`, both `(channels,)`, with **one** message
+# forward and one backward:
 #
 # $$S_1 = \sum x, \quad S_2 = \sum x^2, \qquad \mu = S_1/n, \quad \sigma^2 = S_2/n - \mu^2$$
 #
@@ -352,7 +352,7 @@ tp.check(3, AllReduceSum, SyncBatchNorm)
 # %% [markdown]
 # ## Parameters that take no part
 #
-# With one head for each task, a step uses one head. DDP waits for the gradient of *every* parameter:
+# With one head for each task, a step uses only one of them. DDP waits for the gradient of *every* parameter:
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -417,7 +417,7 @@ tp.check(4, make_parallel)
 print(launch.ranks(three_steps, make_parallel, n=2, timeout=10))
 
 # %% [markdown]
-# The option costs time in every step, and it hides a layer that nobody calls.
+# The option costs time in every step, and it hides the mistake of a layer that is never called.
 
 # %% [markdown]
 # ### Balise 5 · Accumulate, exchange once, and choose the learning rate · further · about 10 min
@@ -430,7 +430,8 @@ print(launch.ranks(three_steps, make_parallel, n=2, timeout=10))
 #
 # <details><summary>Hint</summary>
 #
-# First the steps after the warm-up. Before: `base`, and the part `step / warmup_steps` of the way to the target.
+# Treat the steps after the warm-up first. Before them, the rate has gone the fraction `step / warmup_steps` of the way
+# from `base` to the target.
 # </details>
 
 
@@ -493,7 +494,7 @@ race = launch.ranks(race_accumulation, n=RANKS)[0]
 faster.shows(
     race.medians["an exchange each time"] / race.medians["one exchange"],
     "× {:.2f}",
-    "A quarter of the messages, but all of the computing stays, and DDP hides part of an exchange anyway.",
+    "A quarter of the messages, but all of the computing remains, and DDP hides part of an exchange anyway.",
 )
 race
 
@@ -503,8 +504,8 @@ race
 # The slowest rank sets the pace, and sequences differ in length. A simple rule is never worse than 4/3 of the best
 # partition (Graham, 1969): **longest first, each to the rank with the fewest tokens so far.**
 #
-# `balance(lengths, world_size)` returns a list of *places* in `lengths` for each rank. All ranks must find the same.
-# Write the loop. About 4 lines.
+# `balance(lengths, world_size)` returns a list of *places* in `lengths` for each rank. All ranks must find the same
+# lists. Write the loop. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -559,8 +560,8 @@ show_loads()
 # **`save_checkpoint`**: write, for rank 0, `state`, a dictionary with the states of the network (under its own names,
 # not DDP's) and of the optimizer, and `epoch`. Then write the two lines that save it.
 #
-# **`load_checkpoint`**: restore both on every rank, and return the number of epochs. Tensors must not return to rank
-# 0's GPU, and the file must not run code while it loads. About 5 and 4 lines.
+# **`load_checkpoint`**: restore both on every rank, and return the number of epochs. The tensors must not all go to
+# rank 0's GPU, and the file must not run code while it loads. About 5 and 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -636,16 +637,17 @@ launch.queue()
 #
 # 1. **Resources**, in `#SBATCH` lines above any command: `nodes`, **one process for each GPU** of each node, those
 #    GPUs, `cpus_per_gpu` cores for each process, `minutes` of time, a job name.
-# 2. **The meeting point.** Slurm doesn't set `MASTER_ADDR`, the job's first node, and `MASTER_PORT`, made from the
-#    job's number. Export both.
-# 3. **The start:** `srun` starts `command`, such as `python train.py`, once for each process. It may contain quotes.
+# 2. **The meeting point.** Slurm sets neither `MASTER_ADDR` (the job's first node) nor `MASTER_PORT` (made from the
+#    job's number). Export both.
+# 3. **The start:** `srun` starts `command`, such as `python train.py`, once for each process. The command may contain
+#    quotes.
 #
-# `join_world` picks its GPU among all of the node, so ask for GPUs by node, not by task. About 12 lines of text.
+# `join_world` picks its GPU among all those of the node, so ask for GPUs by node, not by task. About 12 lines of text.
 #
 # <details><summary>Hint</summary>
 #
 # `--nodes`, `--ntasks-per-node`, `--gres=gpu:N`, `--cpus-per-task`, `--time` (a number means minutes), `--job-name`. In
-# `--output`, `%j` is the job's number. `scontrol show hostnames "$SLURM_JOB_NODELIST"` writes one node a line.
+# `--output`, `%j` is the job's number. `scontrol show hostnames "$SLURM_JOB_NODELIST"` writes one node per line.
 # `$((10000 + SLURM_JOB_ID % 20000))` is a port. `srun` doesn't inherit `--cpus-per-task`: repeat it, or export
 # `SRUN_CPUS_PER_TASK`.
 # </details>
@@ -679,7 +681,7 @@ tp.check(8, batch_script)
 print(batch_script(nodes=2, gpus_per_node=4, cpus_per_gpu=10, minutes=90, command="python train.py"))
 
 # %% [markdown]
-# A site also wants an account and a partition: see `docs/slurm.md`.
+# Most sites also want an account and a partition: see `docs/slurm.md`.
 #
 # ## Typed once
 #
@@ -728,7 +730,7 @@ shell("squeue --me")
 # ### Balise 9 · Everything that a job must hand on · further · about 14 min
 #
 # `#SBATCH --signal=USR1@90` asks Slurm for a signal 90 s before the limit. Then the ranks save and requeue the job. The
-# next start must continue with exactly the same losses.
+# restarted job must have exactly the losses of an uninterrupted one.
 #
 # `Everything` takes the optimizer's place in `save_checkpoint`. It knows the other parts of a training, where the
 # loader is, and the random states of all ranks (for dropout). Write its two methods. `state_dict` runs on rank 0 alone
@@ -832,7 +834,7 @@ def train_on(path, epochs, notice_at=None, make=None):
 
 
 # %%
-off = tp.predict("Resumed without the optimizer's state: by how many % is the next loss off?", ...)
+off = tp.predict("Resumed without the optimizer's state: by what % is the next loss off?", ...)
 
 
 # %% jupyter={"source_hidden": true}
@@ -876,12 +878,12 @@ why = "The next loss is computed before the next update: it looks right. The mis
 off.shows(rows[1][1], "{:.2f} %", why)
 
 # %% [markdown]
-# One correct loss is no test of a checkpoint. The same as a job:
+# One correct loss is no test of a checkpoint. Now the same training as a job:
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 def with_notice(script, seconds):
-    """The batch script, with a signal so long before the limit, for a job that may start again and keeps its output."""
+    """The batch script, with a signal `seconds` before the limit, for a job that may restart and keeps its output."""
     asked = f"#SBATCH --signal=USR1@{seconds}\n#SBATCH --requeue\n#SBATCH --open-mode=append\n"
     return script.replace("\n", "\n" + asked, 1)
 
@@ -907,7 +909,7 @@ shell("sbatch again.sh")
 # The ResNet of works 01 to 06. **Weak scaling:** each rank keeps its batch. **Strong scaling:** the batch is shared.
 
 # %%
-twice = tp.predict("Weak scaling: how many times as many images a second on 2 ranks as on one, here?", ...)
+twice = tp.predict("Weak scaling: how many times as many images a second do 2 ranks process as one, here?", ...)
 
 
 # %% jupyter={"source_hidden": true}
@@ -937,7 +939,7 @@ rows = [("strong" if strong else "weak", n, rate) for (strong, n), rate in rates
 report.table({"scaling": "{}", "ranks": "{}", "images/s": "{:,.0f}"}, rows)
 recorded.note("09_ddp", "scaling", [[strong, n, rate] for (strong, n), rate in rates.items()])
 if 2 in COUNTS:
-    why = "GPUs share nothing but the link; ranks on a CPU share its memory, and its cores with their loaders."
+    why = "GPUs share only the link; ranks on a CPU share its memory and cores, also with their loaders."
     twice.shows(rates[False, 2] / rates[False, 1], "× {:.2f}", why)
 
 # %% jupyter={"source_hidden": true}
@@ -994,7 +996,7 @@ plt.show()
 # %% [markdown]
 # ## Measured again
 #
-# The sampler gives one rank and several the same global batches. A hook counts the gradient bytes of a step.
+# The global batches are the same on one rank as on several. A hook counts the gradient bytes of a step.
 
 
 # %% jupyter={"source_hidden": true}
@@ -1025,10 +1027,10 @@ tp.progress()
 # %% [markdown]
 # ## Three questions
 #
-# <details><summary>From 1 GPU to 8, with the same batch a GPU, the loss falls more slowly per epoch. Why?</summary>
+# <details><summary>From 1 GPU to 8, with the same batch per GPU, the loss falls more slowly per epoch. Why?</summary>
 #
-# The global batch is 8 times as large, so there are 8 times fewer updates in an epoch. With the linear rule each of
-# them is 8 times as long; the warm-up keeps the first ones from diverging.
+# The global batch is 8 times as large, so there are 8 times fewer updates in an epoch. With the linear rule, the
+# learning rate is 8 times as large; the warm-up keeps the first updates from diverging.
 # </details>
 #
 # <details><summary>One rank raises an exception in its data loader. What do the others do?</summary>
@@ -1041,11 +1043,11 @@ tp.progress()
 # <details><summary>Why must every rank build the same network with its layers in the same order?</summary>
 #
 # Buckets are filled by position, not by name. Two ranks with a different order would average the gradient of one layer
-# with that of another, and nothing would complain if the sizes agree.
+# with that of another, and nothing would complain if the sizes agreed.
 # </details>
 #
 # ## To remember
 #
-# DDP averages gradients; everything else is yours. Shares must be equal, orders must change with the epoch, metrics are
-# sums and counts exchanged once, and one rank writes a checkpoint that is whole or absent. That many ranks compute what
-# one process would compute is a property you can *test*.
+# DDP averages gradients; everything else is yours. Shares must be equal, the order must change with the epoch, metrics
+# are sums and counts exchanged once, and one rank writes a checkpoint that is whole or absent. You can *test* that many
+# ranks compute what one process would.
