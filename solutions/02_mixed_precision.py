@@ -343,9 +343,6 @@ def gradients_of_a_step(model, images, labels):
 
 
 photos, classes = next(iter(training_run.make_loader(num_workers=0)))
-
-
-photos, classes = next(iter(training_run.make_loader(num_workers=0)))
 gradients = gradients_of_a_step(training_run.make_model(CLASSES), photos[:16], classes[:16])
 SCALES = [2.0**k for k in range(-20, 33, 4)]
 lost, infinite = zip(*(lost_in_float16(gradients, s) for s in SCALES))
@@ -913,9 +910,6 @@ def rates(dtypes, n=PRODUCT, turns=20 if PAYS else 2):
         runs["convolution", dtype], flop["convolution", dtype] = (lambda x=x, k=kernel: F.conv2d(x, k, padding=1)), work
     found = measure.race(runs, repeats=turns, warmup=min(2, turns - 1), device=DEVICE)
     return {key: flop[key] / min(seconds) for key, seconds in found.seconds.items()}
-
-
-RATES = rates([torch.float32, HALF])
 
 
 RATES = rates([torch.float32, HALF])
