@@ -347,11 +347,11 @@ report.table({"rows": "{}", "FLOP a byte": "{:.2f}", "bound by": "{}", "tokens/s
 together.shows(64 * speeds[0][-1] / speeds[-1][-1], "× {:.1f}", "The weights are read once, for all rows.")
 
 # %% [markdown]
-# The roofline leaves out PyTorch's calls and the copies in `torch.cat`. It explains the direction: rows share the
+# The roofline leaves out PyTorch's calls and the copies in `torch.cat`. It explains the trend: rows share the
 # weights, until arithmetic takes longer than reading them.
 #
 # The next cell makes an *estimate* for Llama 2 7B in 16 bits on an H100, with 1,024 tokens in each row's cache. The
-# largest batch is what fits in memory.
+# largest batch is the largest that fits in memory.
 
 
 # %% jupyter={"source_hidden": true}
@@ -551,11 +551,11 @@ report.table({"reserved": "{}", "room for tokens": "{:,}", "holds tokens": "{:.0
 # %% [markdown]
 # ## Continuous batching
 #
-# A decoding step reads all weights, for one sequence or for sixty. In a **static batch** all begin together, and
+# A decoding step reads all weights, for one sequence or for sixty. In a **static batch** all begin together;
 # finished ones wait for the longest. **Continuous batching** (Yu and others, 2022) decides before *each step* which
 # requests take part.
 #
-# Since no request reserves memory, it can run out. Then a request is **preempted**: it gives up its blocks, keeps its
+# Since none is reserved, memory can run out. Then a request is **preempted**: it gives up its blocks, keeps its
 # tokens, and computes its keys and values again later.
 #
 # ### Balise 4 · Continuous batching · about 14 min
@@ -564,8 +564,8 @@ report.table({"reserved": "{}", "room for tokens": "{:,}", "holds tokens": "{:.0
 # running request one more token. It needs blocks for the `prompt + done` tokens that it has *before* the step.
 #
 # - **`schedule(waiting, running, blocks, size, most)`** returns both lists for the next step. `queue` is in order of
-#   arrival. Run as many requests as fit in `blocks`, at most `most`. First come, first served: nobody overtakes an
-#   earlier request, even if only a smaller one would fit.
+#   arrival. Run as many requests as fit in `blocks`, at most `most`. First come, first served: no request overtakes
+#   an earlier one, even if the earlier one is too large to fit.
 # - **`serve(requests, plan, seconds)`** simulates a clock. Advance it: `seconds(tokens)` is the time of a step that
 #   computes `tokens` tokens. A request in `before`, the previous step, computes 1. One that joins, or comes back,
 #   computes all its tokens. Then remove finished requests from `running`.
@@ -717,7 +717,7 @@ report.table({"": "{}", "before": "{}", "yours": "{}", "times": "{:.1f}"}, [
 #
 # A token $x$ drawn from the draft's $q$ should be distributed like the target's $p$. Keep it with probability
 # $\min(1, p(x) / q(x))$. A token is then drawn and kept with probability $\min(p, q)$. $\max(0,\ p(x) - q(x))$ is
-# missing, so after a rejection draw the next token from that, divided by its sum. Together they have **exactly** the
+# missing, so after a rejection draw the next token from that, divided by its sum. Overall, tokens have **exactly** the
 # distribution $p$, however bad the draft is.
 
 
@@ -740,7 +740,7 @@ def draw_acceptance():
 
 draw_acceptance()
 # %% [markdown]
-# The target read each guess after the ones before, so after a rejection the rest is useless. If all $k$ are kept,
+# Each guess was read after the guesses before it, so once one is rejected, the rest are useless. If all $k$ are kept,
 # the same pass yields one more token.
 #
 # ### Balise 5 · Speculative decoding · further · about 12 min
@@ -871,7 +871,7 @@ greedy = [speculate(MODEL, PAGE_PROMPT, 100, k, temperature=0)[0] for k in (0, 4
 print(f"\nAt temperature 0 the text is that of plain decoding: {greedy[0] == greedy[1]}.")
 
 # %% [markdown]
-# The gain in time is smaller than that in tokens: a pass over $k + 1$ tokens is as cheap as a pass over one only where
+# Less is gained in time than in tokens: a pass over $k + 1$ tokens is as cheap as a pass over one only where
 # the machine waits for memory.
 
 # %% [markdown]
@@ -888,7 +888,7 @@ print(f"\nAt temperature 0 the text is that of plain decoding: {greedy[0] == gre
 # continuation is the sum of the log probabilities of its tokens.
 #
 # `following`, `(width, vocabulary)`, are the log probabilities of each beam's next token. Write the rest of a step:
-# choose the `width` best of all `width` times vocabulary, say which beam each continues (`parents`, `(width,)`) and
+# choose the `width` best of all these continuations, say which beam each continues (`parents`, `(width,)`) and
 # with which token (`tokens`, `(width,)`), and give each child a table. Release the old tables.
 #
 # 5 lines.
@@ -1005,8 +1005,8 @@ def cut_feed_forward(layer, ranks):
 #
 # **`cut_attention(attention, ranks)`** gets this rank's copy of a `LlamaAttention` and returns it with only this
 # rank's heads, in order of rank. `ranks` has `rank` and `size`. The heads follow one another, `size` numbers
-# each. Write `mine`, the slice of numbers of this rank's heads, and `held`, that of the key heads they read: a share of
-# them, or one that several ranks keep. Then write `attention.output`: a `Summed` of the `linear_part` by rows.
+# each. Write `mine`, the slice of numbers of this rank's heads, and `held`, that of the key heads they read: its own
+# share, or one head that several ranks keep. Then write `attention.output`: a `Summed` of the `linear_part` by rows.
 #
 # About 5 lines.
 #
@@ -1014,7 +1014,7 @@ def cut_feed_forward(layer, ranks):
 #
 # With $h$ heads and $g$ key heads on $N$ ranks, rank $r$ has the $h / N$ heads from $r\,h / N$ on. The first of its key
 # heads is number `r * g // N`, and it has `max(g // N, 1)`. Multiply by the head size to get numbers. A linear layer's
-# weight is `(out, in)`: rows of the matrix product are `inputs` of `linear_part(linear, outputs, inputs)`; the given
+# weight is `(out, in)`: to cut by rows, choose `inputs` in `linear_part(linear, outputs, inputs)`; the given
 # lines after yours show a call. `Summed(part, ranks)` adds up the results.
 # </details>
 
@@ -1166,7 +1166,7 @@ show_generate()
 # | the draft | `speculative_config`: a small model, extra heads, or n-grams of the prompt |
 # | heads on ranks | `tensor_parallel_size`, within a node |
 #
-# If a server disappoints: are passes bound by memory (larger batches), do requests wait for blocks (fewer bytes a
+# If a server is too slow, ask: are passes bound by memory (larger batches), do requests wait for blocks (fewer bytes a
 # token, more cards), or does the prompt cost most (prefix caching)?
 
 # %% [markdown]
@@ -1178,16 +1178,16 @@ show_generate()
 # token after a long prompt comes up to twice as fast.
 # </details>
 #
-# <details><summary>With <code>is_causal=True</code>, tests on whole prompts pass. What small test fails?</summary>
+# <details><summary>With <code>is_causal=True</code>, tests on whole prompts pass. Which small test fails?</summary>
 #
 # Two calls: a prompt, then one token, compared with the whole text in one call. With one query,
-# <code>is_causal=True</code> sees only the first key.
+# <code>is_causal=True</code> shows it only the first key.
 # </details>
 #
 # <details><summary>How much do 8-bit weights (work 22) gain for one user, and for 200?</summary>
 #
-# One user: up to four times as fast as float32, twice as fast as 16 bits, because reading the weights takes the time.
-# With 200, much less: keys, values and arithmetic count there, and 8-bit weights help neither.
+# One user: up to four times as fast as float32, twice as fast as 16 bits, because reading weights takes most time.
+# With 200, much less: keys, values and arithmetic count there, and 8-bit weights help with none of them.
 # </details>
 #
 # ## To remember
