@@ -2,7 +2,7 @@
 # # Data parallelism, under the hood · about 110 min, core 55
 #
 # In data parallelism, every rank holds the whole model and trains on its own part of the batch. Only the gradients
-# travel. You average them, pack them into buckets, and send these while backward is still computing. Finally, your own
+# travel. You average them, pack them into buckets, and send them while backward is still computing. Finally, your own
 # `DataParallel` races PyTorch's.
 #
 # **What you will gain.** The baseline sums 300 gradients in 300 messages. You send the same bytes in one, and start
@@ -202,7 +202,7 @@ def timeline(*records):
 # %% [markdown]
 # ### Balise 1 · The same start everywhere · further · about 11 min
 #
-# Averaged gradients keep the ranks together only if they start from the same weights. Copy rank 0's **parameters and
+# Averaged gradients keep the ranks together only if all start from the same weights. Copy rank 0's **parameters and
 # buffers** into `model` on every other rank, in place: an optimizer may already hold the parameters. Each tensor
 # travels once. Return nothing. About 5 lines.
 #
@@ -239,7 +239,7 @@ tp.check(1, broadcast_state)
 # lines pad the permutation, or drop its tail.
 #
 # Write `order`, a tensor: this epoch's permutation of 0 … n − 1. Then return the share of `rank`, a list, from the
-# first `each * world_size` entries. Leave the global random state alone. About 2 lines and 1.
+# first `each * world_size` entries. Leave the global random state alone. About 2 lines, then 1.
 #
 # <details><summary>Hint</summary>
 #
@@ -390,8 +390,8 @@ faster.shows(many[2] / one[2], "× {:.1f}", "The bytes are the same: you saved t
 #
 # ## Send while backward computes
 #
-# This bucket keeps its flat tensor. `place(p)` copies a gradient, divided by the number of ranks, into `flat`, and
-# makes `p.grad` a view of it. The all-reduced values are then in `p.grad` without copying back.
+# A `Bucket` keeps its flat tensor. `place(p)` copies a gradient, divided by the number of ranks, into `flat`, and
+# makes `p.grad` a view of it. After the all-reduce, the means are in `p.grad` without copying back.
 
 
 # %% tags=["setup"]
@@ -521,7 +521,7 @@ report.streams(runs) if runs else None
 # <details><summary>Hint</summary>
 #
 # The hooks still fire inside `no_sync()`: let `ready` look at the switch. `contextlib.nullcontext()` is a context that
-# does nothing. Weight each mean by its rows, `len(part) / total`.
+# does nothing. Weight each mean by its share of rows, `len(part) / total`.
 # </details>
 
 
@@ -565,15 +565,15 @@ tp.check(6, Accumulating, backward_in_parts)
 # %% [markdown]
 # ### Balise 7 · Parameters that were not used · further · about 15 min
 #
-# The hook of an unused parameter never fires, so its bucket is never complete. If rank 0 used head A and rank 1 head B,
+# The hook of an unused parameter never fires, so its bucket is never complete. If rank 0 uses head A and rank 1 head B,
 # their buckets complete in different orders. Collectives are matched **by order alone**: A's gradients would be added
 # to B's.
 #
 # `Reducer` is `Overlap` with `no_sync`, for any list of parameters. Write
 #
 # - `__init__`: keep in `parameters` only those to average, in order: no frozen ones, and tied ones (listed twice) once;
-# - `start_complete`: start the complete buckets, **strictly in order**, without waiting. `len(self.running)` have
-#   already started;
+# - `start_complete`: start the complete buckets, **strictly in order**, without waiting. `len(self.running)` of them
+#   have already started;
 # - the beginning of `finish`: place what is missing. A parameter that this rank didn't use counts as **zero**. One that
 #   was used inside `no_sync()` has a gradient, though `ready` skipped it.
 #
@@ -582,7 +582,7 @@ tp.check(6, Accumulating, backward_in_parts)
 # <details><summary>Hint</summary>
 #
 # `dict.fromkeys(list)` keeps the order and drops repetitions. Bucket k starts only after bucket k − 1: use a `while`
-# over the next one. `place` removes parameters from `bucket.missing`, so loop over a copy.
+# loop that looks at the next one. `place` removes parameters from `bucket.missing`, so loop over a copy.
 # </details>
 
 
@@ -674,14 +674,14 @@ plt.show()
 # %% [markdown]
 # ### Balise 8 · A ring all-reduce · further · about 11 min
 #
-# `ring_all_reduce` returns the sum of `x` over the ranks. `chunks` are the N parts of `total`, some one element longer.
+# `ring_all_reduce` returns the sum of `x` over the ranks. `chunks` are the N parts of `total`; some are longer by one.
 # The exchange is given: `leaving` goes to the next rank, and the previous rank's chunk ends up in `arriving`. For each
 # step, write
 #
 # 1. the chunk that is `leaving`, and the chunk `target` to which the arriving one belongs;
 # 2. what to do with `arriving` in the reduce-scatter and in the all-gather, without more memory.
 #
-# All ranks end with the same **bits**. About 1 and 4 lines.
+# All ranks end up with the same **bits**. About 1 and 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -720,7 +720,7 @@ tp.check(8, ring_all_reduce)
 # %% [markdown]
 # ## Your own DataParallel
 #
-# Put your pieces together, and compare them with PyTorch's.
+# Put your pieces together, and compare the result with PyTorch's.
 
 
 # %%
@@ -791,9 +791,9 @@ report.table(STEPS, [row_silent, row_one_by_one, row_yours, row_torchs])
 # %% [markdown]
 # ## Beyond this machine · further
 #
-# A **model** of the scaling efficiency of a ResNet-50 on A100s: the time of a step without communication over its time
-# with it. Each message also has a latency. A ring has $2(N-1)$ steps, a tree $2\log_2 N$; *best* is the
-# quicker one.
+# A **model** of a ResNet-50 on A100s. The *scaling efficiency* is the time of a step without communication, divided by
+# its time with communication. Each message also has a latency. A ring has $2(N-1)$ steps, a tree $2\log_2 N$;
+# *best* is the quicker one.
 
 # %% jupyter={"source_hidden": true}
 GRADIENTS = 25.6e6 * 4  # bytes of a ResNet-50's gradients, float32
