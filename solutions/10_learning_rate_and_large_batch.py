@@ -5,7 +5,7 @@
 #
 # **What you will gain.** Steps to a loss. At the baseline's rate, the network needs about as many steps with 1,438
 # images a step as with 256. With your schedule, AdamW needs **three times fewer steps** to the same loss,
-# and Muon five times fewer. The *gradient noise scale* predicts how large a batch pays.
+# and Muon five times fewer. The *gradient noise scale* predicts how large a batch still pays off.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import copy
@@ -815,7 +815,7 @@ compared("LAMB", lambda model: LAMB(model.parameters(), lr=0.01, weight_decay=0.
 # <details><summary>Hint</summary>
 #
 # `x.mT` transposes the last two dimensions. `torch.baddbmm(z, x, y, beta=b, alpha=c)` is b · z + c · x @ y.
-# `torch._foreach_add_(xs, ys, alpha=…)` adds alpha · y. Why 0.2 √max: the squared entries of $UV^\top$ sum to
+# `torch._foreach_add_(xs, ys, alpha=…)` adds alpha · y. The reason for √max: the squared entries of $UV^\top$ sum to
 # min(rows, columns).
 # </details>
 
@@ -906,8 +906,8 @@ plt.show()
 #
 # ### Balise 7 · The gradient noise scale · about 14 min
 #
-# Data parallelism measures it for free: each of $N$ ranks has a gradient of $b$ samples before the all-reduce, and one
-# of $N b$ after it.
+# Data parallelism measures $B_\text{noise}$ for free: each of $N$ ranks has a gradient of $b$ samples before the
+# all-reduce, and one of $N b$ after it.
 #
 # - **`gradient_noise`** runs on every rank. The squared lengths are given: `small` of one rank's gradient (averaged
 #   over the ranks), `big` of all ranks'. Solve for $\lVert G \rVert^2$ and $\operatorname{tr} \Sigma$. 2 lines.
@@ -961,7 +961,7 @@ def ranks_that_pay(noise, batch, share):
 tp.check(7, gradient_noise, noise_scale, ranks_that_pay)
 
 # %% [markdown]
-# Does it hold? We count the steps of plain SGD for seven batch sizes, each at its best rate of four. Then four ranks
+# Is this right? We count the steps of plain SGD for seven batch sizes, each at its best rate of four. Then four ranks
 # train with 8 samples each, and your functions predict the bend from that one run.
 
 
@@ -1102,17 +1102,17 @@ first.shows(
 )
 
 # %% [markdown]
-# <details><summary>What to read from it</summary>
+# <details><summary>What the result shows</summary>
 #
-# SGD gains from the tuned rate alone, found for *this* batch. The optimizer gives the rest. Trust ratios help where
-# layers differ much, in dozens of layers and thousands of steps; here there are three layers. Well-tuned baselines
+# SGD gains only from a rate tuned for *this* batch. The optimizer gives the rest. Trust ratios help where dozens
+# of layers differ much, over thousands of steps; here there are three layers. Well-tuned baselines
 # raised doubts for large networks, too (Nado and others, 2021).
 # </details>
 #
 # ## Flat or sharp minima? · further
 #
 # The lecture's picture: large batches end in sharp minima, which generalise worse (Keskar and others, 2017). The
-# largest eigenvalue of the Hessian measures sharpness. Networks train to a loss of 0.2:
+# largest eigenvalue of the Hessian measures sharpness. Below, networks train to a loss of 0.2:
 
 # %% jupyter={"source_hidden": true}
 SHAPE = network().to("meta")  # what a network computes; the weights come from elsewhere
@@ -1198,7 +1198,8 @@ plt.show()
 # ## Resume exactly
 #
 # A cluster job ends when its hours are over, not when its epoch is. If you resume from the weights alone, you
-# continue a different run: empty momentum, half an epoch read twice. A resumed run should be **bitwise** the run that never stopped.
+# continue a different run: empty momentum, half an epoch read twice. A resumed run should be
+# **bitwise** the run that never stopped.
 #
 # ### Balise 8 · Resume exactly · further · about 16 min
 #
@@ -1210,9 +1211,9 @@ plt.show()
 #
 # <details><summary>Hint</summary>
 #
-# In a generator, code after `yield` runs only when the next batch is asked for. `Path.replace` takes another file's
-# place at once. `torch.load(..., weights_only=True)` never runs code from the file. Use `random_states` and
-# `set_random_states`.
+# In a generator, code after `yield` runs only when the next batch is asked for. `Path.replace` puts a file in
+# another's place in one step. `torch.load(..., weights_only=True)` never runs code from the file. Use
+# `random_states` and `set_random_states`.
 # </details>
 
 
