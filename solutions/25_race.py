@@ -247,7 +247,7 @@ spread.shows(
 #
 # <details><summary>Hint</summary>
 #
-# Python sorts `math.inf` to the end, and a mean with it is `math.inf`. `random.Random(seed).choices(runs,
+# Python sorts `math.inf` to the end, and a mean that includes it is `math.inf`. `random.Random(seed).choices(runs,
 # k=len(runs))` draws with replacement.
 # </details>
 
@@ -384,7 +384,7 @@ show_audits()
 # ## Small pictures first
 #
 # A network with global average pooling takes images of any size. Early on it learns colours and textures, and a
-# quarter of the pixels shows them. So train the first epochs on small images (fast.ai, 2018).
+# quarter of the pixels is enough to show them. So train the first epochs on small images (fast.ai, 2018).
 #
 # ### Balise 4 · Progressive resizing · about 14 min
 #
@@ -477,7 +477,7 @@ draw_gain()
 #
 # Each of ten sets of five seeds needed two to three times fewer operations. In seconds the gain was 0.97 to 1.35
 # times: on two cores a step on 16 × 16 pixels takes about 60 % of the time of one on 32 × 32, not a quarter, because
-# the optimizer and PyTorch's calls don't depend on pixels. With a larger network they weigh less.
+# the optimizer and PyTorch's calls don't depend on pixels. With a larger network these weigh less.
 # </details>
 #
 # ## Rectangles · further
@@ -642,7 +642,7 @@ def show_average():
 show_average()
 
 # %% [markdown]
-# The rate was constant here, so the average is far ahead. After one cycle it has little left to gain.
+# The rate was constant here, so the average is far ahead. After a one-cycle schedule it has little left to gain.
 #
 # ## What it costs · further
 #
@@ -654,7 +654,7 @@ show_average()
 # **`joules(counter, wrap)`**: a processor's energy counter (RAPL) counts microjoules and wraps to 0 after `wrap` of
 # them. It is read more than once per wrap. 1 line.
 #
-# **`cost(seconds, gpus, machine, grid)`**: the job holds whole nodes, idle cards included. kWh and grams count what
+# **`cost(seconds, gpus, machine, grid)`**: the job occupies whole nodes, idle cards included. kWh and grams count what
 # the building draws. 6 lines.
 #
 # <details><summary>Hint</summary>
@@ -873,8 +873,8 @@ show_gains()
 # <details><summary>What helped, and what did not</summary>
 #
 # Small images first need the fewest operations. An average of the weights makes a constant rate as good as one cycle.
-# Leaving out the full size changes little, because the target comes before it. Batches that grow as images shrink did
-# *not* help: with 1,500 images a batch of 128 leaves 11 steps an epoch. And the baseline was lucky with these five
+# Leaving out the full size changes little, because the target is reached before it. Batches that grow as images shrink
+# did *not* help: with 1,500 images a batch of 128 leaves 11 steps an epoch. And the baseline was lucky with these five
 # seeds: nearly all other sets took 3.9 epochs.
 # </details>
 #
@@ -901,9 +901,10 @@ show_runs()
 # %% [markdown]
 # ## Past this machine · further
 #
-# CIFAR-10 to 94 % on one A100 fell from 6.3 s to 3.29 s (airbench, Jordan 2024). GPT-2 to loss 3.28 on eight H100s
-# fell from 45 min to under 90 s (modded-nanogpt, 2026). And with more machines? Below are NVIDIA's ResNet-50 times on
-# H100s in MLPerf Training 3.0 (2023), beside a model in which only gradient messages cost.
+# The time to 94 % on CIFAR-10 with one A100 fell from 6.3 s to 3.29 s (airbench, Jordan 2024). For GPT-2 on eight
+# H100s, the time to loss 3.28 fell from 45 min to under 90 s (modded-nanogpt, 2026). And with more machines? Below are
+# NVIDIA's ResNet-50 times on H100s in MLPerf Training 3.0 (2023), beside a model in which only gradient messages cost
+# time.
 
 # %%
 efficiency = tp.predict("From 8 to 3,584 H100s, what % of a perfect speed-up is left?", ...)
@@ -974,8 +975,8 @@ draw_scaling()
 #
 # <details><summary>Answer</summary>
 #
-# Twice the speed halves price, energy and grams. At equal rates the move keeps price and energy, and divides the grams
-# by about twelve (662 against 56 g a kWh in 2023). The two factors multiply, so do both.
+# Twice the speed halves price, energy and grams. At equal prices an hour, the move changes only the grams: it divides
+# them by about twelve (662 against 56 g a kWh in 2023). The two factors multiply, so do both.
 # </details>
 #
 # ## In one paragraph
