@@ -301,8 +301,8 @@ chart
 # Each of `n_sms` SMs takes one tile a wave. Return four numbers:
 #
 # - the number of tiles and the number of waves;
-# - the tile efficiency: results wanted, over results computed in all tiles;
-# - the wave efficiency: tiles, over places for tiles in all waves.
+# - the tile efficiency: the results wanted, divided by those computed in all tiles;
+# - the wave efficiency: the tiles, divided by the places for tiles in all waves.
 #
 # About 5 lines.
 #
@@ -643,8 +643,8 @@ tp.check(6, Mended, prepare, to_device)
 # %% [markdown]
 # ## Measured again
 #
-# The baseline's count, with your `prepare` and `to_device`. `to_device` runs before the step, and makes its one
-# conversion of the images there.
+# Here is the baseline's count with your `prepare` and `to_device`. The one conversion, that of the images, happens in
+# `to_device`, before the step.
 
 # %%
 batch = to_device(small_images, small_labels, torch.device("cpu"))
@@ -657,8 +657,8 @@ counts = {
 report.table({"network": "{}", "conversions in a step": "{}"}, [(name, len(found)) for name, found in counts.items()])
 
 # %% [markdown]
-# Now the training run that the last work left, in both formats. A processor's library reorders images anyway, into
-# blocks of channels, so these seconds say nothing about a GPU.
+# Now the training run from the end of the last work, in both formats. A processor's library reorders images anyway,
+# into blocks of channels, so these seconds say nothing about a GPU.
 
 # %%
 before = training_run.run(f"{FAST_NAME}, contiguous", training_run.mixed_step)
