@@ -551,11 +551,11 @@ report.table({"reserved": "{}", "room for tokens": "{:,}", "holds tokens": "{:.0
 # %% [markdown]
 # ## Continuous batching
 #
-# A decoding step reads all weights, for one sequence or for sixty. In a **static batch** all begin together;
+# A decoding step reads all weights, for one sequence or for sixty. In a **static batch** all begin together, and
 # finished ones wait for the longest. **Continuous batching** (Yu and others, 2022) decides before *each step* which
 # requests take part.
 #
-# Since none is reserved, memory can run out. Then a request is **preempted**: it gives up its blocks, keeps its
+# Since no memory is reserved, it can run out. Then a request is **preempted**: it gives up its blocks, keeps its
 # tokens, and computes its keys and values again later.
 #
 # ### Balise 4 · Continuous batching · about 14 min
@@ -1005,8 +1005,8 @@ def cut_feed_forward(layer, ranks):
 #
 # **`cut_attention(attention, ranks)`** gets this rank's copy of a `LlamaAttention` and returns it with only this
 # rank's heads, in order of rank. `ranks` has `rank` and `size`. The heads follow one another, `size` numbers
-# each. Write `mine`, the slice of numbers of this rank's heads, and `held`, that of the key heads they read: its own
-# share, or one head that several ranks keep. Then write `attention.output`: a `Summed` of the `linear_part` by rows.
+# each. Write `mine`, the slice of numbers of this rank's heads, and `held`, that of the key heads they read: the
+# rank's share, or one head that several ranks keep. Then write `attention.output`: a `Summed` of the `linear_part` by rows.
 #
 # About 5 lines.
 #
@@ -1186,8 +1186,8 @@ show_generate()
 #
 # <details><summary>How much do 8-bit weights (work 22) gain for one user, and for 200?</summary>
 #
-# One user: up to four times as fast as float32, twice as fast as 16 bits, because reading weights takes most time.
-# With 200, much less: keys, values and arithmetic count there, and 8-bit weights help with none of them.
+# One user: up to four times as fast as float32, twice as fast as 16 bits, because reading weights takes most of the
+# time. With 200, much less: keys, values and arithmetic count there, and 8-bit weights help with none of them.
 # </details>
 #
 # ## To remember
