@@ -9,7 +9,7 @@
 # 1. find out with measurements why a training step is slow, and make it faster on one device;
 # 2. write data parallelism yourself, and train with DDP on many ranks;
 # 3. train models too large for one GPU, with FSDP, pipelines and tensor slicing;
-# 4. predict the memory, messages and time of a layout before you run it;
+# 4. predict the memory, messages and time of a parallel layout before you run it;
 # 5. fine-tune, compress and serve a model.
 #
 # **Which work builds on which?**
@@ -223,7 +223,7 @@ report.inspection(record)
 #
 # <details><summary>One rank returns before <code>all_reduce</code>; all the others call it. What happens?</summary>
 #
-# The others wait. A collective is complete only when every rank has called it. Here the course notices, stops them, and
+# The others wait. A collective is complete only when every rank has called it. Here the launcher notices, stops them, and
 # says which one was missing. On a real machine they would wait for many minutes.
 # </details>
 #
