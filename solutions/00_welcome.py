@@ -223,8 +223,8 @@ report.inspection(record)
 #
 # <details><summary>One rank returns before <code>all_reduce</code>; all the others call it. What happens?</summary>
 #
-# The others wait. A collective is complete only when every rank has called it. Here the launcher notices, stops them, and
-# says which one was missing. On a real machine they would wait for many minutes.
+# The others wait. A collective is complete only when every rank has called it. Here the launcher notices, stops them,
+# and says which one was missing. On a real machine they would wait for many minutes.
 # </details>
 #
 # <details><summary>With N ranks, how much faster can the sum of n values get?</summary>

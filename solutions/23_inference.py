@@ -1006,7 +1006,7 @@ def cut_feed_forward(layer, ranks):
 # **`cut_attention(attention, ranks)`** gets this rank's copy of a `LlamaAttention` and returns it with only this
 # rank's heads, in order of rank. `ranks` has `rank` and `size`. The heads follow one another, `size` numbers
 # each. Write `mine`, the slice of numbers of this rank's heads, and `held`, that of the key heads they read: the
-# rank's share, or one head that several ranks keep. Then write `attention.output`: a `Summed` of the `linear_part` by rows.
+# rank's share, or one that several ranks keep. Then write `attention.output`: a `Summed` of the `linear_part` by rows.
 #
 # About 5 lines.
 #
