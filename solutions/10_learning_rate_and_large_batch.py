@@ -1098,7 +1098,7 @@ report.table({"": "{}", "steps, batch 64": steps_said, "rate": "{:g}", "steps, b
               "rate ": "{:g}", "times fewer": "{:.1f}"}, rows)  # fmt: skip
 first.shows(
     min(rows[1:], key=lambda row: row[3])[0],
-    why="It lengthens the small directions within a matrix, which other steps hardly move.",
+    why="Muon lengthens the small directions within a matrix, which other steps hardly move.",
 )
 
 # %% [markdown]
