@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Tensor slicing, under the hood · about 130 min, core 50
 #
-# When a single layer no longer fits on a rank, the layer itself has to be cut. You cut a small transformer over the
-# ranks, as Megatron-LM does.
+# When a single layer no longer fits on a rank, the layer itself has to be cut. You cut a small transformer, as
+# Megatron-LM does.
 #
-# **What you will gain.** A rank holds fewer **bytes** of weights, gradients and optimizer states, and you count the
-# **messages** that a layer pays for it. You measure both. The next cell *estimates* them for 13 billion parameters,
-# from data sheets.
+# **What you will gain.** Each rank holds fewer **bytes** of weights, gradients and optimizer states, at the price of
+# **messages** in each layer. You measure both. The next cell *estimates* them for 13 billion parameters, from data
+# sheets.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
@@ -79,7 +79,7 @@ RANKS = (1, 2) if GPUS in (2, 3) else (1, 2, 4)
 # (X_1\;\;X_2)\begin{pmatrix}W_1\\W_2\end{pmatrix} = X_1W_1 + X_2W_2$$
 #
 # By columns, a rank needs the whole $X$ and gets a part of $Y$. By rows, it needs a part of $X$ and gets a term of the
-# *sum*. Columns first, then rows: no message in between.
+# *sum*. Columns first, then rows, need no message in between.
 
 
 # %% jupyter={"source_hidden": true}
@@ -117,7 +117,7 @@ plt.show()
 # %% [markdown]
 # ## The baseline, measured first
 #
-# One process trains the plain model. It sends nothing and holds everything.
+# One process trains the plain model: it sends nothing and holds everything.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 TOKENS_USED = TEXT.train if FULL else TEXT.train[300_000:400_000].clone()  # all that travels to the ranks
@@ -193,26 +193,26 @@ summary(found)
 # %% [markdown]
 # ### Balise 1 · Two conjugate functions · about 11 min
 #
-# Every rank holds the same $x$ and computes its own part from it. The sum of the parts is $y$. Autograd sees one rank
-# only, so you write both ends:
+# Every rank holds the same $x$ and computes its own part from it. The sum of the parts is $y$. Autograd sees only one
+# rank, so you write both ends:
 #
-# - **Copy**, where the parts begin. A rank's backward finds the gradient through its own part only. But $x$ acted
-#   through all parts, so its gradient is the **sum over the ranks**.
-# - **Sum**, where the parts end. Each term has the gradient of $y$, and every rank has that already.
+# - **Copy**, where the parts begin. A rank's backward finds only the gradient through its own part. But $x$ feeds all
+#   parts, so its gradient is the **sum over the ranks**.
+# - **Sum**, where the parts end. The gradient of each term is that of $y$, and every rank has it already.
 #
 # Write forward and backward, one line each.
 #
 # <details><summary>Hint</summary>
 #
-# Two of the four call `total`. A forward that changes nothing returns `x.view_as(x)`: the same memory, another node of
-# the graph.
+# Two of the four call `total`. A forward that changes nothing returns `x.view_as(x)`: the same memory, but a new node
+# of the graph.
 # </details>
 
 
 # %% tags=["balise-1"]
 def total(x):
     """A new tensor: the sum of `x` over the ranks."""
-    # given: an all-reduce works in place and sends memory as it lies, so it gets a copy without gaps
+    # given: an all-reduce works in place and needs contiguous memory, so it gets a contiguous copy
     result = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(result)
     return result
@@ -235,7 +235,7 @@ class CopyToRanks(torch.autograd.Function):
 
 
 class SumOverRanks(torch.autograd.Function):
-    """Where the ranks' parts of the work end: each brings a term x of the sum."""
+    """Where the ranks' parts of the work end: each gives a term x of the sum."""
 
     @staticmethod
     def forward(ctx, x):
@@ -254,9 +254,9 @@ class SumOverRanks(torch.autograd.Function):
 tp.check(1, CopyToRanks, SumOverRanks)
 
 # %% [markdown]
-# Every layer below gets an object `ranks` with your two functions and an all-gather. Ask it, never `dist`: from balise
-# 9 on, it means *some* of the ranks. Each layer is built **from the plain layer**, the same on all ranks, and keeps
-# only this rank's part.
+# Every layer below gets an object `ranks` with your two functions and an all-gather. Use it, never `dist`: from balise
+# 9 on, it covers *some* ranks only. Each layer is built **from the plain layer**, the same on all ranks, and keeps only
+# this rank's part.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -327,13 +327,13 @@ class Ranks(OwnRandom):
 # - `ColumnLinear.forward(x)`: `x` and the result are whole on every rank, and the gradient of `x` is that of the uncut
 #   layer (1 line).
 #
-# `ranks.part` refuses sizes that don't divide. Any other way has to refuse them too.
+# `ranks.part` refuses sizes that don't divide. Any other cut must refuse them too.
 #
 # <details><summary>Hint</summary>
 #
 # PyTorch computes $XW^\top$ with a weight of shape `(out, in)`, so the columns of the formula are rows of `weight`:
 # dimension 0. `nn.Parameter(tensor.detach().clone())` has memory of its own. In `forward`, all ranks share `x` at the
-# entrance: which function of balise 1 belongs there? At the exit, `ranks.gather`.
+# entrance: which function of balise 1 belongs there? The exit is `ranks.gather`.
 # </details>
 
 
@@ -378,9 +378,9 @@ tp.check(2, column_part, ColumnLinear)
 # and returns whole vectors on every rank. Only the vectors of the tokens travel. One line to hold the part, one to look
 # up.
 #
-# **Bonus** (you pass without it). `VocabularyEmbedding` holds `vocabulary / N` **rows**, whole vectors of this rank's
-# words. Words that `others` marks count as zero here, so the sum over the ranks is the vector. `mine` is each token's
-# row in this rank's part. Two lines.
+# **Bonus** (you pass without it). `VocabularyEmbedding` holds `vocabulary / N` **rows**, the whole vectors of this
+# rank's words. Words marked in `others` give zeros here, so the sum over the ranks is the vector. `mine` is each
+# token's row in this rank's part. Two lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -437,11 +437,11 @@ tp.check(3, SlicedEmbedding, VocabularyEmbedding)
 #
 # $$Y = \textstyle\sum_r \mathrm{heads}_r(X)\,W_r + b$$
 #
-# - `row_part`: cut the weight, to this rank's **input** features (1 line).
+# - `row_part`: cut the weight to this rank's **input** features (1 line).
 # - `SlicedAttention.forward`: `x` and the result are whole on every rank. Write the entrance (1 line), the causal
 #   attention of this rank's heads (2) and the exit (1).
 #
-# Each head must drop other weights, but all ranks draw the same random numbers. Compute the attention inside `with
+# Each head must drop different weights, but all ranks draw the same numbers. Compute the attention inside `with
 # self.ranks.own_random():`, where each rank draws its own.
 #
 # <details><summary>Hint</summary>
@@ -479,7 +479,7 @@ class SlicedAttention(nn.Module):
         self.bias = nn.Parameter(attention.output.bias.detach().clone())
 
     def forward(self, x_bsd):
-        # x_bsd: what stands at the entrance
+        # x_bsd: the entrance
         # BEGIN SOLUTION
         x_bsd = self.ranks.copy(x_bsd)
         # END SOLUTION
@@ -502,11 +502,11 @@ tp.check(4, row_part, SlicedAttention)
 # ### Balise 5 · A feed-forward from column-cut layers · further · about 7 min
 #
 # The plain `FeedForward` is `up` (d → f), a GELU, and `down` (f → d). The obvious cut is by columns, twice. Write the
-# forward, one line. It's right, but how much does it send?
+# forward in one line. It's right, but how much does it send?
 #
 # <details><summary>Hint</summary>
 #
-# `F.gelu` works on each element, so between two gathered layers it looks like that of the plain layer.
+# `F.gelu` works on each element, so the forward looks like that of the plain layer.
 # </details>
 
 
@@ -530,7 +530,7 @@ tp.check(5, GatheredFeedForward)
 
 # %% [markdown]
 # On a **ring**, each rank sends $\frac{N-1}{N}n$ bytes for an all-gather of $n$ bytes, and twice as many for an
-# all-reduce. The table counts in activations, (b, s, d). The pair of balise 6 gathers nothing in between.
+# all-reduce. The next table counts in activations (b, s, d). The pair of balise 6 gathers nothing in between.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -563,7 +563,7 @@ def messages(calls, n=2):
 
 
 # %%
-fewer = tp.predict("How many times as much as a pair do two gathered layers send (f = 4 d, 2 ranks)?", ...)
+fewer = tp.predict("Two gathered layers send how many times as much as the pair (f = 4 d, 2 ranks)?", ...)
 
 
 # %%
@@ -576,9 +576,9 @@ gathered = messages(launch.ranks(traffic, gathered_feed_forward, n=2)[0])
 # %% [markdown]
 # ### Balise 6 · The pair: columns, then rows · about 10 min
 #
-# No rank needs the whole middle. The GELU works on each element, and a `down` that is cut by **rows** takes just this
-# rank's part. So cut `up` by columns and `down` by rows. Two messages are left: an all-reduce forward and one backward,
-# both of size (b, s, d).
+# No rank needs the whole hidden layer. The GELU works on each element, and a `down` that is cut by **rows** takes
+# exactly this rank's part. So cut `up` by columns and `down` by rows. Two messages are left: an all-reduce forward and
+# one backward, both of size (b, s, d).
 #
 # Write the two parts and the forward, 2 lines each. The bias of `down` is whole on every rank.
 #
@@ -620,17 +620,17 @@ def pair(ranks):
 
 
 paired = messages(launch.ranks(traffic, pair, n=2)[0])
-why = "Most of it was the middle, four times as wide as the ends: gathered forward, its gradient summed backward."
+why = "Most of it is the middle, four times as wide as the ends: it is gathered forward, its gradient summed backward."
 fewer.shows(gathered / paired, "× {:.2f}", why)
 
 # %% [markdown]
 # ### Balise 7 · The whole model · further · about 11 min
 #
 # Norms and dropout stay whole: every rank computes the same from the same numbers. In `SlicedBlock`, write the two
-# halves that are cut (2 lines), the feed-forward as the pair of balise 6.
+# halves that are cut (2 lines), with the pair of balise 6 as feed-forward.
 #
 # In `SlicedTransformer`, write the scores of a *tied* head (2 lines). This head reuses the token embedding, and each
-# rank holds `(v, d / N)` of it. As the weight `(out, in)` of a linear layer, this is a cut by rows: it takes this
+# rank holds `(v, d / N)` of it. Used as the weight `(out, in)` of a linear layer, it is cut by rows: it takes this
 # rank's part of `x` and gives a term of the scores.
 #
 # <details><summary>Hint</summary>
@@ -689,8 +689,8 @@ class SlicedTransformer(nn.Module):
 tp.check(7, SlicedBlock, SlicedTransformer)
 
 # %% [markdown]
-# Can the all-reduces run beside computing? Four of your blocks on two **modelled** H100s, linked by NVLink, then by 100
-# Gb/s:
+# Can the all-reduces overlap with computing? Four of your blocks on two **modelled** H100s, linked by NVLink, then by
+# 100 Gb/s:
 
 
 # %% jupyter={"source_hidden": true}
@@ -722,14 +722,14 @@ print(*runs, sep="\n")
 report.streams(runs) if runs else None
 
 # %% [markdown]
-# They can't: the next product needs the sum. Over the slow network, the modelled card mostly waits.
+# Not here: the next product needs the sum. Over the slow network, the modelled card mostly waits.
 #
 # ## Measured again
 #
-# The same model, cut over the ranks, must learn the same up to rounding.
+# The same model, cut over the ranks, must reach the same losses up to rounding.
 
 # %%
-kept_share = tp.predict("At the peak, which share of one process's activations does each of 2 ranks hold?", ...)
+kept_share = tp.predict("At the peak, what share of one process's activations does each of 2 ranks hold?", ...)
 
 
 # %%
@@ -762,14 +762,14 @@ axes.spines[["top", "right"]].set_visible(False)
 plt.show()
 
 # %% [markdown]
-# Weights, gradients and states are almost divided by the number of ranks. You pay four messages a layer, and three for
-# embedding and head.
+# Each rank holds about 1 / N of weights, gradients and states. You pay four messages a layer, and three for embedding
+# and head.
 #
 # ## Two dimensions
 #
-# Four all-reduces a layer need the fast links inside a node. For many nodes, the world becomes a **grid**. A row is a
+# Four all-reduces a layer need the fast links inside a node. Over many nodes, the world becomes a **grid**. A row is a
 # *tensor group*: neighbours that hold one copy of the model and see the same data. A column is a *data group*: its
-# ranks hold **the same slice** of different copies, see other data, and average their gradients once a step.
+# ranks hold **the same slice** of different copies, see different data, and average their gradients once a step.
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(8.5, 2.7), layout="constrained")
@@ -813,8 +813,8 @@ ROUNDS = 20 if FULL else 8  # of the race
 #
 # `tensor_group(tensor_size)` returns this rank's row of the grid. With 4 ranks and `tensor_size=2`, ranks 0 and 1 get
 # one group, ranks 2 and 3 another. `dist.new_group(ranks)` is a collective of the **whole world**: every rank must make
-# every group, in the same order, or others wait. Make each group once: a second call with the same ranks makes another
-# group.
+# every group, in the same order, or the others wait. Make each group once: a second call with the same ranks makes
+# another group.
 #
 # Write the loop that makes all groups and keeps this rank's as `mine`, about 5 lines.
 #
@@ -848,7 +848,7 @@ tp.check(8, tensor_group)
 # %% [markdown]
 # ### Balise 9 · Layers over a group · further · about 12 min
 #
-# `GroupRanks(group)` is `Ranks` for the ranks of `group` alone. Autograd calls backward later, so `ctx` has to remember
+# `GroupRanks(group)` is `Ranks` for only the ranks of `group`. Autograd calls backward later, so `ctx` has to remember
 # the group.
 #
 # Write `CopyToGroup` (2 lines forward, 2 backward). Then keep `group`, this rank's number *in the group* as `rank`, and
@@ -989,12 +989,12 @@ def make_grid(tensor_size):
 # - `make_sampler`: **the same** samples for all ranks of a tensor group, equal shares for the data ranks.
 #   `DistributedSampler(dataset, num_replicas=…, rank=…)`, 1 line.
 # - `step_2d`: after `loss.backward()` each rank has the gradient of its slice for its own samples. The weights must
-#   become those of one process with the whole batch. Write `message`: all of `means` flat in one tensor, **averaged**
-#   over the right ranks (2 lines, one all-reduce).
+#   become those of one process with the whole batch. Write `message`: all of `means`, flattened into one tensor and
+#   **averaged** over the right ranks (2 lines, one all-reduce).
 #
 # <details><summary>Hint</summary>
 #
-# `torch.cat([tensor.flatten() for tensor in means])`. Which ranks saw other samples for the same slice? The tensor
+# `torch.cat([tensor.flatten() for tensor in means])`. Which ranks saw different samples for the same slice? The tensor
 # ranks have already communicated in `loss.backward()`.
 # </details>
 
@@ -1050,15 +1050,15 @@ report.table(heads | {f"loss {k}": "{:.5f}" for k in range(3)}, rows)
 # %% [markdown]
 # ### Balise 12 · Sequence parallelism · further · about 12 min
 #
-# Every rank still keeps norms, dropouts and residuals whole for backward. But they treat each **token** by itself, so
-# between the sliced layers a rank can hold `s / N` tokens (Korthikanti and others, 2022). No more bytes travel, as an
-# all-reduce is a reduce-scatter and an all-gather. Now `copy` is an all-gather, from (b, s/N, d) to (b, s, d), and
-# `sum` a reduce-scatter back. Each backward is the mirror of its forward.
+# Every rank still keeps the activations of norms, dropouts and residuals whole. But these treat each **token** by
+# itself, so between the sliced layers a rank can hold `s / N` tokens (Korthikanti and others, 2022). No more bytes
+# travel, as an all-reduce is a reduce-scatter and an all-gather. Now `copy` is an all-gather, from (b, s/N, d) to (b,
+# s, d), and `sum` a reduce-scatter back. Each backward is the mirror of its forward.
 #
 # Write both along dimension 1, with `gather_parts(x, dim, group)` and `sum_to_parts(x, dim, group)`: one line in each
 # of four places.
 #
-# Norms, and biases added after a sum, now see other tokens on each rank. Correct their gradients in
+# Norms, and biases added after a sum, now see different tokens on each rank. Correct their gradients in
 # `sum_common_gradients` (1 line).
 #
 # <details><summary>Hint</summary>
@@ -1103,7 +1103,7 @@ class GatherSequence(torch.autograd.Function):
 
 
 class ScatterSequence(torch.autograd.Function):
-    """What `sum` does: a term of all tokens (b, s, d) -> the sum at this rank's (b, s / N, d)."""
+    """What `sum` does: a term for all tokens (b, s, d) -> the sum for this rank's (b, s / N, d)."""
 
     @staticmethod
     def forward(ctx, x_bsd, group):
@@ -1131,7 +1131,7 @@ class SequenceRanks(GroupRanks):
 
 
 def sum_common_gradients(parameters, ranks):
-    """Make the gradients of parameters that all ranks of the group hold those of all tokens, in place."""
+    """Turn this rank's gradients of common parameters into those of all tokens, in place."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     message = torch.cat([gradient.flatten() for gradient in gradients])
     # BEGIN SOLUTION
@@ -1145,7 +1145,7 @@ def sum_common_gradients(parameters, ranks):
 tp.check(12, SequenceRanks, sum_common_gradients)
 
 # %% [markdown]
-# What does one block keep for backward on rank 0, without its weights?
+# What does one block keep for backward on rank 0, besides its weights?
 
 
 # %% jupyter={"source_hidden": true}
@@ -1192,8 +1192,8 @@ plt.show()
 # %% [markdown]
 # ## Race with PyTorch's own · further
 #
-# `parallelize_module` takes the **plain** model and a plan of its cuts. Weights become `DTensor`s, which know their
-# cut. A `DeviceMesh` is your `Grid`, and `fully_shard` (**14_fsdp**) averages the gradients.
+# `parallelize_module` takes the **plain** model and a plan of its cuts. Weights become `DTensor`s, which know how they
+# are cut. A `DeviceMesh` is your `Grid`, and `fully_shard` (**14_fsdp**) averages the gradients.
 
 
 # %%
@@ -1332,13 +1332,12 @@ if FULL:
     recorded.note("17_tensor_slicing", "races", [race.medians for _, race in races])
 
 # %% [markdown]
-# For each operation, `DTensor` looks up how its operands are cut. On small tensors, that takes time. In return you cut
-# any model over any mesh.
+# For each operation, `DTensor` looks up how its operands are cut. With small tensors, that costs time. But it cuts any
+# model over any mesh.
 #
 # ## Beyond this machine · further
 #
-# The planner *models* one layer: a rank computes 1 / t of it, and each of four all-reduces has a latency and a
-# bandwidth.
+# The planner *models* one layer: a rank computes 1 / t of it, and pays for four all-reduces.
 
 # %% jupyter={"source_hidden": true}
 NVLINK = planner.Link(latency=2e-6, bandwidth=INSIDE)  # the links of the first table; latencies are assumed
@@ -1372,10 +1371,10 @@ for name, per_node, place, colour in (
     right.text(*place, name, fontsize=9, color=colour)
 hidden = [100 * layer_at(degree, 8, "products").communication_share for degree in DEGREES]
 right.plot(range(7), hidden, marker="o", markersize=4, color="#0072B2", linestyle="--")
-right.text(6.2, 3, "the same,\nbeside products", fontsize=9, color="#0072B2", ha="right")
+right.text(6.2, 3, "overlapped\nwith products", fontsize=9, color="#0072B2", ha="right")
 right.axvline(3.5, color="#999999", linestyle=":")
 right.text(3.45, 96, "one node ", ha="right", va="top", fontsize=9, color="#555555")
-right.set(ylabel="time waiting for others (%)", title="what does not compute", ylim=(0, 100))
+right.set(ylabel="time waiting for others (%)", title="time not spent computing", ylim=(0, 100))
 for axes in (left, right):
     axes.set(xticks=range(7), xticklabels=DEGREES, xlabel="tensor ranks t")
     axes.spines[["top", "right"]].set_visible(False)
@@ -1383,8 +1382,8 @@ figure.suptitle("A layer of width 8,192 (model, not measured)", fontsize=11)
 plt.show()
 
 # %% [markdown]
-# Computing shrinks with t, but the messages don't. So slice inside a node, and use data parallelism between nodes,
-# whose one message can run beside backward.
+# Computing shrinks with t, but the messages don't. So slice inside a node, and use data parallelism between nodes: its
+# one message can overlap with backward.
 
 # %%
 tp.progress()
@@ -1395,8 +1394,8 @@ tp.progress()
 # <details><summary>Every rank keeps the whole of each norm and of each bias after a sum, and updates it by itself. Why do these
 # copies not drift apart?</summary>
 #
-# Between the sliced regions everything is equal on all ranks: the sum gives them the same value, the copy the same
-# gradient. Equal inputs and gradients make equal updates, if the all-reduce gives the same <i>bits</i> on every rank.
+# Outside the sliced regions everything is equal on all ranks: the sum gives the same value, the copy the same gradient.
+# Equal gradients make equal updates, if the all-reduce gives the same <i>bits</i> on every rank.
 # </details>
 #
 # <details><summary>By which norm of the gradients does a rank have to clip?</summary>
@@ -1407,13 +1406,13 @@ tp.progress()
 #
 # <details><summary>A model has 64 heads for the queries, but only 8 for keys and values. How many ranks can share its attention?</summary>
 #
-# Up to 8 in the same way: each has one key-value head and the 8 query heads that use it. With 16, two ranks hold the
-# same key-value head, and its gradients have to be summed over the two.
+# Up to 8 ranks can in this way: each has one key-value head and the 8 query heads that use it. With 16, two ranks hold
+# the same key-value head, and its gradients have to be summed over the two.
 # </details>
 #
 # ## To remember
 #
-# Cut the first matrix by columns and the second by rows: one all-reduce at the exit, and one at the entrance in
-# backward. Heads are columns that are cut already. A rank holds 1 / N of the sliced weights, gradients and states, and
+# Cut the first matrix by columns and the second by rows: one all-reduce at the exit, and one in backward at the
+# entrance. Heads are columns that are cut already. A rank holds 1 / N of the sliced weights, gradients and states, and
 # a layer pays four all-reduces. They are hard to hide, so tensor slicing stays where the links are fast. A pipeline
 # cuts *between* layers and sends far less. **19_hybrid_parallelism** combines the three.
