@@ -4,11 +4,11 @@
 # A plain training loop leaves most of a GPU unused. You rewrite it so that the device never waits, and find the batch
 # size for your card **by calculation**.
 #
-# **What you will gain.** In each step the plain loop reads **values**, which makes a processor wait for its GPU, and it
-# spends **milliseconds on loading**. You count both here, remove the first and hide the second.
+# **What you will gain.** In each step the plain loop reads **values**, which makes the processor wait for its GPU, and
+# it spends **milliseconds on loading**. You measure both here, remove the first and hide the second.
 #
 # Why a GPU at all? Training a ResNet-50 on one image of 224 × 224 pixels costs about 25 GFLOP. Guess how many images
-# this processor manages.
+# this processor manages in a second.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import math
@@ -57,11 +57,11 @@ rows += [(f"{card.name}, published", card.resnet50_float32) for card in (planner
 heads = {"trains ResNet-50": "{}", "images/s": "{:,.1f}", "TFLOP/s": "{:.2f}"}
 report.table(heads, [(name, speed, speed * FLOP_PER_IMAGE / 1e12) for name, speed in rows])
 del network, images
-why = "Count: 25 billion operations an image, and a core that does some tens of billions a second."
+why = "An image takes 25 billion operations, and a core does some tens of billions a second."
 expected.shows(here, "{:.1f} images/s", why)
 
 # %% [markdown]
-# Published: NVIDIA's own training runs on one GPU, float32 in the program.
+# The published figures come from NVIDIA's own training runs on one GPU, with float32 in the program.
 #
 # ## The idea
 #
@@ -71,7 +71,7 @@ expected.shows(here, "{:.1f} images/s", why)
 # \qquad\text{becomes}\qquad
 # t_\text{step} \approx \max(t_\text{loading},\ t_\text{copy},\ t_\text{compute})$$
 #
-# when workers load ahead, copies don't block, and **nothing in the step makes the processor wait for the device**.
+# if workers load ahead, copies don't block, and **nothing in the step makes the processor wait for the device**.
 
 # %% jupyter={"source_hidden": true}
 images_shape = (3, SIZE, SIZE)
@@ -115,7 +115,7 @@ def compared(loops):
 # %% [markdown]
 # ## The baseline, measured first
 #
-# This loop decodes photographs itself, then steps. What would you change?
+# This loop decodes photographs itself, then trains on them. What would you change?
 
 
 # %%
@@ -143,12 +143,12 @@ compared(loops)
 # Return a function that takes the path of a JPEG file and returns a float32 tensor of shape `(3, size, size)`,
 # normalised with `MEAN` and `STD`.
 #
-# - `train=True`: a window of random place, area and shape (`RandomResizedCrop`, from a small part of the photograph to
-#   nearly all of it, sides between 3:4 and 4:3), mirrored left to right half of the time.
+# - `train=True`: a window of random position, area and shape (`RandomResizedCrop`, from a small part of the photograph
+#   to nearly all of it, sides between 3:4 and 4:3), mirrored left to right half of the time.
 # - `train=False`: nothing random. Resize the shorter side to `size`, or to a little more, then cut out the centre,
 #   undistorted.
 #
-# Photographs may be grey, upright or wide, or smaller than `size`. About 12 lines.
+# Photographs may be grey, tall or wide, or smaller than `size`. About 12 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -206,7 +206,8 @@ for axes, title in zip(rows[0], ["file", "train", "train", "train", "train", "va
 plt.show()
 
 # %% [markdown]
-# The loaders' workers decode while the network computes, and pinned memory lets the copy to a GPU run by itself.
+# The loaders' workers decode while the network computes, and pinned memory lets the copy to a GPU run in the
+# background.
 
 
 # %% jupyter={"source_hidden": true}
@@ -239,8 +240,8 @@ print(f"{len(dataset.train)} training and {len(dataset.val)} validation images, 
 # ## The step
 #
 # Processor and GPU are two machines with a *queue* between them. Python puts operations into the queue and runs ahead.
-# But a value that you read, with `.item()` for example, is there only when the queue is empty, and then the GPU has
-# nothing to do. Drawn, not measured:
+# But a value that you read, for example with `.item()`, arrives only when the queue is empty, and then the GPU has
+# nothing to do. This is a drawing, not a measurement:
 
 
 # %% jupyter={"source_hidden": true}
@@ -284,7 +285,8 @@ plt.show()
 # <details><summary>Hint</summary>
 #
 # `tensor.to(device, non_blocking=True)`. Gradients add up until `optimizer.zero_grad()`. `.item()`, `print(tensor)` and
-# `if tensor > 0` make the processor wait until the GPU has done all that was queued. `tensor.detach()` drops the graph.
+# `if tensor > 0` make the processor wait until the GPU has run everything in the queue. `tensor.detach()` drops the
+# graph.
 # </details>
 
 
@@ -312,8 +314,8 @@ tp.check(2, train_step)
 # Keep the mean loss and the accuracy over many batches, on the device.
 #
 # - `update(loss, logits, labels)`: the batch's mean loss `()`, logits `(b, classes)` and labels `(b,)`, all on the
-#   device. It reads no value and copies none to the device, leaves its arguments unchanged, and keeps neither graph nor
-#   batch.
+#   device. It reads no value and copies none to the device, leaves its arguments unchanged, and keeps neither the graph
+#   nor the batch.
 # - `result()`: two Python floats, mean loss and accuracy over all images. Batches may differ in size, and a loss may
 #   come in bfloat16.
 #
@@ -358,15 +360,15 @@ tp.check(3, RunningMetrics)
 # %% [markdown]
 # ### Balise 4 · Validation · further · about 16 min
 #
-# Go once through `loader`, whose batches are not on `device`; `model` is. Call the network once a batch, and return
-# `(loss, accuracy)` over all images, two floats.
+# `model` is on `device`, the batches of `loader` are not. Go through `loader` once, call the network once a batch, and
+# return `(loss, accuracy)` over all images, two floats.
 #
-# Meanwhile the network is in eval mode and records no gradients. Leave it in the mode in which it came. Read few
-# values, not one a batch. About 10 lines.
+# Meanwhile the network is in eval mode and records no gradients. Afterwards, put it back into the mode it was in. Don't
+# read a value for each batch. About 10 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `model.training` tells the mode. `torch.inference_mode()` is a context manager and a decorator. `RunningMetrics`
+# `model.training` tells you the mode. `torch.inference_mode()` is a context manager and a decorator. `RunningMetrics`
 # counts.
 # </details>
 
@@ -395,7 +397,7 @@ tp.check(4, evaluate)
 # %% [markdown]
 # ## Train, and look
 #
-# Your pieces in one loop. It reads no value before the end of an epoch.
+# Here are your pieces in one loop. It reads no value before the end of an epoch.
 
 
 # %%
@@ -436,12 +438,13 @@ report.inspection(record)
 #
 # ## How large a batch?
 #
-# Larger batches keep more of a device busy, until its memory is full. Memory is a straight line in the batch size $b$:
+# Larger batches keep more of a device busy, until its memory is full. Memory is a linear function of the batch size
+# $b$:
 #
 # $$M(b) = \underbrace{M_\text{model}}_{\text{weights, gradients, optimizer}} + \;b\; \underbrace{m_\text{image}}_{\text{activations}}$$
 #
 # `run(batch_size)` trains a few steps and returns a record, or raises `torch.OutOfMemoryError`. Without a GPU it uses a
-# **pretended card**, which counts the bytes of all living tensors.
+# **pretended card**, which counts the bytes of all tensors in use.
 
 
 # %%
@@ -460,12 +463,12 @@ def run(batch_size, steps=3):
 # %% [markdown]
 # ### Balise 5 · A sweep that survives a full memory · about 15 min
 #
-# Call `run(b)` once for each `b` in `batch_sizes`, which come in no order. Return a dictionary `{b: record}`, with
-# `None` for a size that ran out of memory.
+# Call `run(b)` once for each `b` in `batch_sizes`, which are in no particular order. Return a dictionary `{b: record}`,
+# with `None` for a size that ran out of memory.
 #
-# A failed size must leave nothing in memory, or the next one fails too. First let its tensors die. Then call
-# `torch.cuda.empty_cache()`, because PyTorch keeps freed blocks. Do this after every failure, also the last. Any other
-# error has to come through. About 10 lines.
+# A failed size must leave nothing in memory, or the next one fails too. First let its tensors be freed. Then call
+# `torch.cuda.empty_cache()`, because PyTorch keeps freed blocks. Do this after every failure, even the last. Let any
+# other error through. About 10 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -494,7 +497,7 @@ def sweep(run, batch_sizes):
 tp.check(5, sweep)
 
 # %%
-larger = tp.predict("Images/s with the largest batch that fits, over images/s with the smallest: how many times?", ...)
+larger = tp.predict("How many times as many images/s does the largest batch that fits give as the smallest?", ...)
 
 # %%
 records = sweep(run, SWEEP)
@@ -512,8 +515,8 @@ larger.shows(
 #
 # ### Balise 6 · The straight line of memory · further · about 11 min
 #
-# `peaks` is a dictionary `{batch size: peak memory in bytes, or None where it ran out}`, in no order; `capacity` is the
-# card's memory in bytes. Fit $M(b)$ to all sizes that fitted (least squares).
+# `peaks` is a dictionary `{batch size: peak memory in bytes, or None where it ran out}`, in no particular order;
+# `capacity` is the card's memory in bytes. Fit $M(b)$ by least squares to all sizes that did not run out.
 #
 # Return `(model_bytes, bytes_per_image, largest_batch)`. The last is an `int`, the largest batch that fits into
 # `capacity` by this line, and 0 if not even the model does. Leave `peaks` unchanged. About 7 lines.
@@ -565,13 +568,13 @@ for batch_size, found in tried.items():
     print(f"predicted largest {largest}: batch {batch_size} {'fits' if found else 'runs out of memory'}")
 
 # %% [markdown]
-# **Which batch size, then?** Take the smallest one where throughput is level: a larger one needs more memory, makes
-# fewer updates an epoch, and is no faster.
+# **Which batch size, then?** Take the smallest one at which throughput levels off: a larger one needs more memory,
+# makes fewer updates an epoch, and is no faster.
 #
 # ## Race
 #
-# Your step against the plain one: same network, same random batch, in turn. Only the end of 20 steps waits for the
-# device.
+# Your step runs against the plain one, in turn, on the same network and the same random batch. The race itself waits
+# for the device only after every 20 steps.
 
 # %%
 step_gain = tp.predict("How many times faster than the plain loop is your step, on this machine?", ...)
@@ -591,12 +594,12 @@ race = measure.race(
     calls=20,
     device=DEVICE,
 )
-why = "A processor has nothing to run ahead of. A GPU gains the time in which it was idle, most with short kernels."
+why = "Without a GPU, there is nothing to run ahead of. A GPU gains the time in which it was idle, most with short kernels."
 step_gain.shows(1 / race.ratio, "× {:.2f}", why)
 race
 
 # %% [markdown]
-# On a card, the waits that you removed are time in which it was idle. The same two steps on a **modelled** H100:
+# On a GPU, the waits that you removed were idle time. Here are the same two steps on a **modelled** H100:
 
 # %%
 worth.table({"plain loop": plain_step, "your step": train_step}, batches=(16, 128), keep="01_gpu_acceleration")
@@ -606,7 +609,7 @@ worth.table({"plain loop": plain_step, "your step": train_step}, batches=(16, 12
 #
 # ## Measured again
 #
-# The training run of the baseline, with your step and with workers that load ahead:
+# Here is the training run of the baseline, with your step and with workers that load ahead:
 
 # %%
 after = training_run.run("your loop", train_step)
@@ -616,8 +619,8 @@ gains.keep("01_gpu_acceleration", "no wait, loading ahead", before, after)
 gains.table()
 
 # %% [markdown]
-# *Loading* is what a step waits for its batch (median). Without a GPU, workers and network share the cores, so *step*
-# may grow.
+# *Loading* is how long a step waits for its batch (median). Without a GPU, workers and network share the cores, so
+# *step* may grow.
 #
 # ## Beyond this machine · further
 #
@@ -653,14 +656,14 @@ tp.progress()
 # sum.
 # </details>
 #
-# <details><summary>ResNet-50 takes 100 MB of weights. Why does a batch of 256 need twenty gigabytes?</summary>
+# <details><summary>ResNet-50 has 100 MB of weights. Why does a batch of 256 need twenty gigabytes?</summary>
 #
 # Because of activations: backward needs the output of nearly every layer, for each image. The weights, their gradients
-# and the momentum are the small, fixed part of the line.
+# and the momentum are the small, fixed part.
 # </details>
 #
 # ## To remember
 #
 # A device is fast when it never waits: load ahead, copy without blocking, read values once an epoch. Memory is a
-# straight line in the batch size, and two measured numbers give you the largest batch before you try it. A claim about
-# speed is a record, not a feeling. Next: **mixed precision**, which makes the step shorter and the line less steep.
+# straight line in the batch size, and two measured numbers give you the largest batch before you try it. Support claims
+# about speed with a record. Next: **mixed precision**, which makes the step shorter and the line less steep.
