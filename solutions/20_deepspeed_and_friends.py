@@ -1,12 +1,12 @@
 # %% [markdown]
 # # DeepSpeed and friends: one training, four engines · about 105 min, core 40
 #
-# The scripts that you will open after this course call DeepSpeed, Accelerate or Lightning Fabric. Here you port one
-# training, a small Llama, to each of them, and see what each does without being asked.
+# The scripts that you will open after this course call DeepSpeed, Accelerate or Lightning Fabric. Here you port the
+# training of a small Llama to each of them, and see what each does without being asked.
 #
-# **What you will gain.** Fewer **bytes held** by a rank, for one line of configuration (ZeRO). And fewer **bytes sent**
-# in a step, with 1-bit Adam, which you write. You measure both. For 7 billion parameters on 64 ranks the planner
-# *estimates* them.
+# **What you will gain.** With one line of configuration (ZeRO), a rank holds fewer **bytes**. With 1-bit Adam, which
+# you write, it sends fewer **bytes** in a step. You measure both, and the planner *estimates* them for 7 billion
+# parameters on 64 ranks.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
@@ -56,8 +56,8 @@ print()
 report.table({"estimate, Gb/s": "{}", "gradients of 32 bits": "{:.1f} s", "of 1 bit": "{:.2f} s"}, waits)
 
 # %% [markdown]
-# The three libraries are the extra `frameworks`. Without them, balises that need one can't be judged, and cells show
-# recorded figures.
+# The three libraries come with the extra `frameworks`. Without them, balises that need one can't be judged, and cells
+# show recorded figures.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 WORK = "20_deepspeed_and_friends"
@@ -98,7 +98,7 @@ def micro_batches(step):
 #
 # $$g \;=\; \frac{1}{N k} \sum_{r=1}^{N} \sum_{j=1}^{k} \nabla L_{r,j}, \qquad \hat g \;=\; g \cdot \min\Big(1, \frac{c}{\lVert g \rVert_2}\Big)$$
 #
-# They differ in *who writes which part of it*, and the loss looks plausible with nearly any part wrong.
+# They differ in *who writes which part of it*, and the loss looks plausible with almost any part wrong.
 
 # %% jupyter={"source_hidden": true}
 ROWS = [
@@ -134,12 +134,12 @@ plt.show()
 # ## The baseline, measured first
 #
 # Our own loop uses DDP. It is a **generator**: each `next` runs one step and gives its loss, so one function measures
-# every port. The *peak* is the most bytes of tensors that a rank holds.
+# every port. The *peak* is the most bytes that a rank's tensors take.
 
 
 # %% tags=["setup"]
 def train_ours():
-    """Our loop of 08 and 14: DDP, gradients travel at the last micro-batch alone. Yields each step's loss on this rank."""
+    """Our loop of 08 and 14: DDP, gradients travel only at the last micro-batch. Yields each step's loss on this rank."""
     model = DDP(make_model(), gradient_as_bucket_view=True)
     optimizer = make_optimizer(model)
     for step in range(STEPS):
@@ -209,13 +209,13 @@ compared("ours (DDP)")
 #
 # $$\text{batch} \;=\; \text{micro} \times \text{accumulation} \times \text{ranks}$$
 #
-# **`batch_sizes`** returns all three. Two of them decide the third; with `batch` or `micro` alone, `accumulation` is 1.
-# Write three numbers: `unit`, the product of the ranks and of what is given of `micro` and `accumulation`; `batch`, one
-# unit where it isn't given; and `most`, which replaces the missing number: how many units the batch has, at least 1
-# (and 1 where both are given). The last line returns all three.
+# **`batch_sizes`** returns `batch`, `micro` and `accumulation`. Two of them decide the third; with `batch` or `micro`
+# alone, `accumulation` is 1. First write three numbers. `unit` is the number of ranks, times `micro` and `accumulation`
+# if given. `batch` is one unit if it isn't given. `most` is how many units the batch has, at least 1 (and 1 if both are
+# given). In the result, `most` replaces the missing number.
 #
 # **`from_words`** does the same for a library's words; see its docstring. Write `micro`. With `split_batches`, return
-# at once.
+# early.
 #
 # 4 and 3 lines.
 #
@@ -286,18 +286,18 @@ for ranks in (64, 32):
             print(f"  {library:<14} {error}")
 
 # %% [markdown]
-# The same files on half of the ranks: two libraries keep the step. In the two others it becomes half as large without a
-# word, and the learning rate doesn't know.
+# With the same files on half of the ranks, two libraries keep the batch. In the other two it is silently halved, while
+# the learning rate stays.
 #
 # ### Balise 2 · A configuration for DeepSpeed · further · about 10 min
 #
 # `deepspeed.initialize(model=…, optimizer=…, config=…)` wraps a model in an **engine**. A dictionary tells it what to
-# do, but some defaults are surprising, and an unknown key is ignored without a word. So the only proof of a
-# configuration is what the engine does with it.
+# do, but some defaults are surprising, and an unknown key is silently ignored. So the only proof of a configuration is
+# what the engine does with it.
 #
-# **`deepspeed_config(plan)`** returns the dictionary. Its docstring explains the plan, and most of it is given. Write
-# the two parts with the numbers: `rates`, the parameters of the schedule, and `zero`, what is cut and sent. At stage 3,
-# *no* weight may stay whole between steps. About 4 lines.
+# **`deepspeed_config(plan)`** returns the dictionary. Its docstring explains the plan, and most of the code is given.
+# Write the two parts with the numbers: `rates`, the parameters of the schedule, and `zero`, which says what is cut and
+# sent. At stage 3, *no* weight may stay whole between steps. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -320,10 +320,10 @@ def deepspeed_config(plan):
     plan["batch"], plan["micro"]: samples of a step on all RANKS ranks; of one forward on one rank.
     "stage": ZeRO 0 to 3. "max_norm": clip the gradient to this norm; None: never clip.
     "precision": "float32", or "bfloat16": weights to compute with in bfloat16, the optimizer's in float32.
-    "rate", "warmup", "total": the learning rate grows on a straight line from 0 to rate in warmup steps, then falls on
-        one to 0 at step total.
+    "rate", "warmup", "total": the learning rate grows linearly from 0 to rate in warmup steps, then falls linearly
+        to 0 at step total.
     "offload": the optimizer's states and its step are on the CPU, the weights are not.
-    "bucket": from stage 1 on, gradients of several tensors travel in one message with room for so many numbers.
+    "bucket": from stage 1 on, gradients of several tensors travel in one message with room for this many numbers.
     """
     # BEGIN SOLUTION
     rates = {"warmup_max_lr": plan["rate"], "warmup_num_steps": plan["warmup"], "total_num_steps": plan["total"]}
@@ -331,7 +331,7 @@ def deepspeed_config(plan):
     if plan["offload"]:
         zero["offload_optimizer"] = {"device": "cpu"}
     # END SOLUTION
-    # clipping: 0.0 is never, and 1.0 if it is not given; the warm-up: logarithmic if no type is given
+    # clipping: 0.0 means never, and the default is 1.0; the warm-up is logarithmic by default
     return {
         **OURS,
         "train_batch_size": plan["batch"],
@@ -351,14 +351,14 @@ tp.check(2, deepspeed_config)
 #
 # **`engine_step`** makes one step. `pieces` are this rank's micro-batches, as many as the engine accumulates.
 # `engine(tokens)` is the model's forward. `engine.backward(loss)` divides by the number of micro-batches and sends
-# gradients when the stage wants it. Call `engine.step()` **after every backward**: the engine counts, and clips, steps
-# and zeroes only at the last micro-batch. Write what happens to each piece (3 lines).
+# gradients when the stage requires it. Call `engine.step()` **after every backward**: the engine counts, and clips,
+# steps and zeroes only at the last micro-batch. Write what happens to each piece (3 lines).
 #
 # A checkpoint of DeepSpeed is cut for its ranks. A **universal checkpoint** has a file for each parameter and state,
-# which any number of ranks can cut anew. All ranks call both functions:
+# which any number of ranks can cut again. All ranks call both functions:
 #
-# - **`save`**: when every rank has written, *one* calls `to_universal(folder, "saved")`. When a rank returns, all is
-#   there (3 lines).
+# - **`save`**: when every rank has written, *one* calls `to_universal(folder, "saved")`. No rank may return before the
+#   files are complete (3 lines).
 # - **`resume`**: make the engine with `make_engine(model, optimizer, config)` and one more key, `"checkpoint":
 #   {"load_universal": True}`. Don't change the given `config` (1 line).
 #
@@ -425,7 +425,7 @@ tp.check(3, engine_step, save, resume)
 # Our loop sends gradients once a step, after the last of `ACCUMULATION` micro-batches.
 
 # %%
-more = tp.predict("How many times as many bytes of gradients as ours does a rank hand in at DeepSpeed's stage 2?", ...)
+more = tp.predict("At DeepSpeed's stage 2, a rank hands in how many times our bytes of gradients?", ...)
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -446,7 +446,7 @@ def all_stages():
 
 
 def gradients_sent(row):
-    """Bytes of gradients that a rank hands in within a step; what is smaller than a norm's weight is none."""
+    """Bytes of gradients that a rank hands in within a step; messages of up to 64 bytes are not gradients."""
     return sum(size for name, size in row["sent"] if name in ("all_reduce", "reduce_scatter") and size > 64)
 
 
@@ -472,11 +472,11 @@ if rows:
 #
 # ### Balise 4 · A fused optimizer · further · about 11 min
 #
-# On a GPU every operator is a launch that the CPU has to prepare. A plain loop launches about ten for **each** tensor.
-# A *fused* optimizer updates many at once: `torch._foreach_mul_(tensors, 0.9)` multiplies a list in place, in one call.
+# On a GPU the CPU has to prepare the launch of every operator. A plain loop launches about ten for **each** tensor. A
+# *fused* optimizer updates many at once: `torch._foreach_mul_(tensors, 0.9)` multiplies a list in place, in one call.
 #
-# Write AdamW with such calls. `means` and `squares` are the averages $m$ and $v$. Change all but the gradients **in
-# place**. Hold no more than one further list; `roots` is one. In step $t$, with rate $\eta$ and decay $\lambda$:
+# Write AdamW with calls like this one. `means` and `squares` are the averages $m$ and $v$. Change all but the gradients
+# **in place**. Hold only one more list: `roots`. In step $t$, with rate $\eta$ and decay $\lambda$:
 #
 # $$w \leftarrow (1 - \eta\lambda)\,w, \quad m \leftarrow \beta_1 m + (1-\beta_1)\,g, \quad v \leftarrow \beta_2 v + (1-\beta_2)\,g^2,
 # \quad w \leftarrow w - \eta\,\frac{m / (1-\beta_1^t)}{\sqrt{v / (1-\beta_2^t)} + \epsilon}$$
@@ -514,8 +514,8 @@ tp.check(4, fused_adamw)
 # %% [markdown]
 # ## Race: operators and time · further
 #
-# Four AdamWs update the same weights, on one thread: yours, and three of PyTorch's. `foreach=False` is the loop,
-# `foreach=True` does what you do, and `fused=True` is one kernel that reads each number once.
+# Four versions of AdamW update equal weights, on one thread: yours, and three of PyTorch's. `foreach=False` is the
+# loop, `foreach=True` does what you do, and `fused=True` is one kernel that reads each number once.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -586,7 +586,7 @@ report.table({"tensors": "{}"} | dict.fromkeys(ways, measure.human_seconds), row
 
 # %% [markdown]
 # Your step calls 7 operators for any number of tensors. The loop calls nine for each. With many small tensors the calls
-# are the cost, and lists win. With a few large ones the *memory* is the cost. On a GPU the calls weigh more: each is a
+# dominate, and lists win. With a few large ones, *memory traffic* does. On a GPU the calls weigh more: each is a
 # launch.
 #
 # ## One bit for each number · further
@@ -598,11 +598,11 @@ report.table({"tensors": "{}"} | dict.fromkeys(ways, measure.human_seconds), row
 #
 # Two ideas make it converge (Tang and others, 2021). **Error feedback**: what a step loses, $e = x -
 # s\,\operatorname{sign}(x)$, is added to what is sent next time. **Frozen variance**: $m / \sqrt v$ is not linear in
-# the gradient, so errors in $v$ would never cancel. After a warm-up of plain Adam the denominator stays as it is, and
-# only the mean $m$ is exchanged.
+# the gradient, so errors in $v$ would never cancel. After a warm-up of plain Adam the denominator no longer changes,
+# and only the mean $m$ is exchanged.
 #
 # Each rank is a *worker*, which sends its version of every **row** of the numbers, and the **server** of one row, which
-# averages what all workers sent of it. Both compress, and both keep an error:
+# averages what all workers sent for it. Both compress, and both keep an error:
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(8.5, 2.6), layout="constrained")
@@ -643,7 +643,7 @@ axes.set_title("One exchange: two compressions, each with an error that stays wh
 plt.show()
 
 # %% [markdown]
-# All numbers are one tensor `(N, k, b)`: N rows, k blocks a row, b numbers a block. Given are `pack` and `unpack`,
+# All numbers are one tensor `(N, k, b)`: N rows, k blocks a row, b numbers a block. You are given `pack` and `unpack`,
 # `swap` (row s goes to rank s; row s of the result came from rank s), and `gather`.
 
 
@@ -687,12 +687,12 @@ class OneBitState:
 #
 # - `compress(x)` gives the signs of `x`, packed, and the scales.
 # - `expand(bits, scales)` gives plus or minus the scale.
-# - `one_bit_mean` gives about the mean of all ranks' `x`, the same on all ranks. The server's compression and the
-#   gathering are given. Write the worker's: what it `wanted` to send, with its error; what is lost, kept **in place**
-#   as the new error; and what the server wants to send, the mean of what came plus its own error. Only bits and scales
-#   travel.
+# - `one_bit_mean` gives roughly the mean of all ranks' `x`, the same on all ranks. The server's compression and the
+#   gathering are given. Write the worker's part: add its error to get what it `wanted` to send, compress that, and
+#   store what is lost **in place** as the new error. Then `wanted` becomes what the server wants to send: the mean of
+#   what it received, plus its own error. Only bits and scales travel.
 # - `one_bit_adam`: one step with this rank's gradient. The warm-up is given. After it, `squares` and `root` stay: each
-#   rank mixes its own gradient into the common mean, and the exchange makes of these the new mean of all.
+#   rank mixes its own gradient into the common mean, and the exchange averages the results.
 #
 # 1, 1, 4 and 2 lines.
 #
@@ -720,7 +720,7 @@ def expand(bits, scales):
 
 
 def one_bit_mean(x, worker_error, server_error):
-    """About the mean of all ranks' x (N, k, b), by signs and scales; writes both errors in place."""
+    """Roughly the mean of all ranks' x (N, k, b), by signs and scales; writes both errors in place."""
     # BEGIN SOLUTION
     wanted = x + worker_error
     bits, scales = compress(wanted)
@@ -755,15 +755,15 @@ tp.check(5, compress, expand, one_bit_mean, one_bit_adam)
 # %% [markdown]
 # ## Does it converge? · further
 #
-# A smaller Llama on 2 ranks, with three seeds. After 20 steps of Adam the training goes on in three ways: Adam, your
-# 1-bit Adam, and the same with both errors set to zero after each step.
+# A smaller Llama trains on 2 ranks, with three seeds. After 20 steps of Adam, training continues in three ways: with
+# Adam, with your 1-bit Adam, and with 1-bit Adam, its errors zeroed after each step.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 BLOCK = 256  # numbers that share a scale
 
 
 def in_rows(numbers, block=BLOCK):
-    """A new tensor (N, k, b) with these numbers (n,), followed by zeros."""
+    """A new tensor (N, k, b) with these numbers (n,), then zeros."""
     n = dist.get_world_size()
     rows = numbers.new_zeros(n, -(-len(numbers) // (n * block)), block)
     rows.flatten()[: len(numbers)] = numbers
@@ -852,13 +852,13 @@ report.table(heads | dict.fromkeys(("of Adam's gain: 1 bit", "no feedback"), "{:
 draw_trainings(trainings)
 
 # %% [markdown]
-# With feedback the training goes on learning. Without it, learning slows or stops: a sign makes all means of a block
+# With feedback the model goes on learning. Without it, learning slows or stops: a sign makes all means of a block
 # equally large, and nothing corrects that.
 #
 # ## What 1-bit Adam sends · further
 #
-# For each number the exchange hands in $1/8$ byte and a share of a scale, $4/b$, instead of 4 bytes: $\frac{1}{32} +
-# \frac{1}{b}$. Here is your exchange against gloo's all-reduce, on this machine:
+# For each number the exchange hands in $1/8$ byte and its share of a scale, $4/b$ bytes, instead of 4 bytes:
+# $\frac{1}{32} + \frac{1}{b}$. Here is your exchange against gloo's all-reduce, on this machine:
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -894,9 +894,9 @@ heads |= {"all-reduce takes": measure.human_seconds, "your exchange": measure.hu
 report.table(heads, launch.ranks(exchanges, (10**6, 4 * 10**6), n=2, timeout=100)[0])
 
 # %% [markdown]
-# It sends 28 times fewer bytes. It takes longer here, because loopback is fast while signs and errors cost CPU time. On
-# the wires of a cluster, bytes decide. The planner estimates 64 ranks and 340 million numbers (BERT-large), without the
-# computing:
+# It sends 28 times fewer bytes. It takes longer here, because loopback is fast while signs and errors cost CPU time.
+# Between the nodes of a cluster, bytes decide. The planner estimates 64 ranks and 340 million numbers (BERT-large),
+# without the computing:
 
 # %% jupyter={"source_hidden": true}
 NUMBERS, rows = 340e6, []
@@ -956,13 +956,13 @@ compared("one process")
 # %% [markdown]
 # ### Balise 6 · Accelerate · about 14 min
 #
-# A script shouldn't ask in each line how many processes there are. Accelerate finds that out once.
+# A script shouldn't ask in every line how many processes there are. Accelerate finds that out once.
 # **`train_with_accelerate`** is `train_alone` for as many processes as there are: each calls it with the same model and
 # loader, and it yields each step's loss *on this rank*.
 #
 # - `accelerator.prepare(…)` takes model, optimizer and loader, and returns what the loop has to use from here on.
 # - `with accelerator.accumulate(model):` counts micro-batches. Inside, `accelerator.sync_gradients` is true where a
-#   step is due: after each `accumulation` of them, *and at the end of the loader*. Elsewhere DDP sends nothing.
+#   step is due: after every `accumulation` of them, *and at the end of the loader*. Elsewhere DDP sends nothing.
 # - `accelerator.backward(loss)`, called before the next forward, divides by the number of micro-batches itself.
 # - `accelerator.clip_grad_norm_` clips a finished gradient, the mean over all ranks.
 #
@@ -1029,7 +1029,7 @@ ours_and_theirs("Accelerate", "accelerate", train_with_accelerate)
 # %% [markdown]
 # ### The launcher that starts one process
 #
-# `accelerate launch --num_processes 2 script.py` starts a script on two cards. And on a machine without cards?
+# `accelerate launch --num_processes 2 script.py` starts a script on two cards. What happens on a machine without cards?
 
 # %%
 processes = tp.predict("How many processes does `accelerate launch --cpu --num_processes 2` start?", ...)
@@ -1077,11 +1077,11 @@ for name, lines in said.items():
     print(name, *lines, sep="\n    ")
 if said:
     started = sum("Accelerator(cpu=True)" in line for line in next(iter(said.values())))
-    processes.shows(started, why="And nobody warns you.")
+    processes.shows(started, why="There is no warning.")
 
 # %% [markdown]
 # With `--cpu` the launcher starts the script once, and that process takes all micro-batches. `torchrun` starts two.
-# Without `cpu=True` each of these looks only for cards, finds none, and trains alone on all data. So print
+# Without `cpu=True` each looks only for cards, finds none, and would train alone on all data. So print
 # `accelerator.num_processes` in the first line of every log.
 #
 # ### Balise 7 · Lightning Fabric · further · about 12 min
@@ -1101,7 +1101,7 @@ if said:
 #
 # <details><summary>Hint</summary>
 #
-# Nothing is sent where a step is *not* due. The loss that you keep is not divided; the one for backward is.
+# Nothing is sent where a step is *not* due. Divide the loss for backward, but not the one that you keep.
 # </details>
 
 
@@ -1144,8 +1144,8 @@ ours_and_theirs("Fabric", "lightning_fabric", train_with_fabric)
 # %% [markdown]
 # ## Measured again
 #
-# All engines on the same samples, from the same weights. `fully_shard`, which you wrote in 14, holds its gradients back
-# until the last micro-batch.
+# All engines train on the same samples, from the same weights. `fully_shard`, which you wrote in 14, holds its
+# gradients back until the last micro-batch.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -1183,11 +1183,11 @@ for name, row in found.items():
 #
 # ## Beyond this machine: torchtitan and Megatron-LM · further
 #
-# Both bring the model along, because they cut inside it. Nothing here was run in this course.
+# Both bring their own models, because they cut inside them. This course ran neither of them.
 #
 # - **torchtitan** is PyTorch's reference for pre-training: `fully_shard`, DTensor plans on plain models, pipeline
-#   schedules, in one loop to read and copy. Llama 3.1 8B on 128 H100s trains 65 % faster than its own optimised
-#   baseline (arXiv 2410.06511).
+#   schedules, in one readable loop. Llama 3.1 8B on 128 H100s trains 65 % faster than its own optimised baseline (arXiv
+#   2410.06511).
 # - **Megatron-LM** is NVIDIA's library of sliced layers and interleaved schedules. 1,008 billion parameters on 3,072
 #   A100s reach 52 % of the peak (arXiv 2104.04473).
 #
@@ -1199,7 +1199,7 @@ for name, row in found.items():
 # <details><summary>A file says <code>train_batch_size</code> 512 and <code>train_micro_batch_size_per_gpu</code> 4. It was tuned on 32 cards, and now
 # there are 24. What happens, and when?</summary>
 #
-# 512 is no multiple of 4 × 24 = 96. DeepSpeed rounds down to 5 micro-batches, multiplies, finds 480 and stops, after
+# 512 is not a multiple of 4 × 24 = 96. DeepSpeed rounds down to 5 micro-batches, multiplies, finds 480 and stops, after
 # the job has waited for its cards. 480 and 576 would do, but the learning rate was tuned for 512.
 # </details>
 #
@@ -1212,16 +1212,16 @@ for name, row in found.items():
 # <details><summary>A colleague divides the loss by <code>gradient_accumulation_steps</code> before <code>engine.backward</code>. With AdamW the
 # curve looks nearly the same, with SGD it doesn't. Why?</summary>
 #
-# The engine divides once more, so gradients are too small by that number. Adam divides by their size and hardly
+# The engine divides once more, so gradients are too small by that factor. Adam divides by their size and hardly
 # notices. SGD's step shrinks.
 # </details>
 #
 # ## To remember
 #
-# Four ways to write one step, and the same weights. Micro × accumulation × ranks is the batch, and each library leaves
-# another factor to you. DeepSpeed takes over the step and reads a file; look at what its engine holds and sends. A rank
-# that holds less sends more. One bit a number saves bytes, as long as the rounding error is fed back. Accelerate and
-# Fabric leave you the loop, and hand back objects that do more.
+# Four ways to write one step give the same weights. Micro × accumulation × ranks is the batch, and each library leaves
+# a different factor to you. DeepSpeed takes over the step and reads a file; look at what its engine holds and sends.
+# From stage 2 on, holding less means sending more. One bit a number saves bytes, if the rounding error is fed back.
+# Accelerate and Fabric leave you the loop, and hand back objects that do more.
 
 # %%
 tp.progress()
