@@ -563,7 +563,7 @@ report.table({"model": "{}", "images": "{}", "activations, predicted": size, "me
 # %% [markdown]
 # ## Recomputation under a budget
 #
-# Blocks differ in the bytes that they keep and in the operations that recomputing them costs. Which should run again?
+# Blocks differ in the bytes they keep and in the operations it takes to recompute them. Which should run again?
 
 
 # %% tags=["setup"]
@@ -830,12 +830,12 @@ plt.show()
 # gradients, then the weights. The `states` that a rank keeps in mixed precision with Adam are given. Add
 #
 # - `activations` bytes for each of this rank's `batch` images;
-# - 2 bytes a parameter of the `largest` block for each of its tensors that exist only for a moment: its whole gradient
-#   from stage 2 on, its gathered weights in stage 3.
+# - 2 bytes for each parameter of the `largest` block, for each tensor that exists only for a moment: its whole gradient
+#   from stage 2 on, and its gathered weights in stage 3.
 #
 # **`largest_batch`** finds the largest batch from 1 to `most` with `bytes_of(batch) <= memory`, or 0. `bytes_of` never
-# falls when the batch grows, but it may be a slow measurement: call it about log₂(`most`) times, and only with 1 to
-# `most`. Start from a batch that `fits` and one that `fails`.
+# falls when the batch grows, but it may be a slow measurement: call it about log₂(`most`) times, and only with batches
+# from 1 to `most`. Start from a batch that `fits` and one that `fails`.
 #
 # <details><summary>Hint</summary>
 #
@@ -1055,8 +1055,8 @@ show_days()
 #
 # <details><summary>Answer</summary>
 #
-# Not by their bytes alone. What counts is how many bytes a block frees for each operation that runs again. And one very
-# large block bounds what recomputation can reach, because all of its work is in memory together.
+# Not by their bytes alone. What counts is how many bytes a block frees for each operation that runs again. Also, one very
+# large block limits what recomputation can save, because all of its work is in memory together.
 # </details>
 
 # %% [markdown]
