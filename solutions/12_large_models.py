@@ -830,7 +830,7 @@ plt.show()
 # gradients, then the weights. The `states` that a rank keeps in mixed precision with Adam are given. Add
 #
 # - `activations` bytes for each of this rank's `batch` images;
-# - 2 bytes for each parameter of the `largest` block, for each tensor that exists only for a moment: its whole gradient
+# - 2 bytes a parameter of the `largest` block, once for each tensor that exists only for a moment: its whole gradient
 #   from stage 2 on, and its gathered weights in stage 3.
 #
 # **`largest_batch`** finds the largest batch from 1 to `most` with `bytes_of(batch) <= memory`, or 0. `bytes_of` never
@@ -1055,8 +1055,8 @@ show_days()
 #
 # <details><summary>Answer</summary>
 #
-# Not by their bytes alone. What counts is how many bytes a block frees for each operation that runs again. Also, one very
-# large block limits what recomputation can save, because all of its work is in memory together.
+# Not by their bytes alone. What counts is how many bytes a block frees for each operation that runs again. Also, one
+# very large block limits what recomputation can save, because all of its work is in memory together.
 # </details>
 
 # %% [markdown]
