@@ -108,14 +108,14 @@ print(gains.expected("05_dataloader"))
 # %% [markdown]
 # ## The idea
 #
-# Loading a batch takes one process $t_\text{load}$ seconds, and a step takes $t_\text{step}$. If they take turns, each
-# waits for the other. With $w$ workers that load ahead, only the slower side counts:
+# Loading a batch takes one process $t_\text{load}$ seconds, and a step takes $t_\text{step}$. If the two take turns,
+# each waits for the other. With $w$ workers that load ahead, only the slower side counts:
 #
 # $$T_\text{sync} = n\,(t_\text{load} + t_\text{step})
 # \qquad\qquad
 # T_\text{async} \approx t_\text{load} + n\,\max\!\left(\frac{t_\text{load}}{w},\ t_\text{step}\right)$$
 #
-# The figure draws this formula for 60 ms to load and 30 ms a step.
+# The figure draws this formula for 60 ms of loading and 30 ms per step.
 
 
 # %% jupyter={"source_hidden": true}
@@ -145,7 +145,7 @@ report.timeline({name: drawn(0.06, 0.03, 6, workers) for name, workers in pictur
 # `items` is a list of `(path, label)`. Item `i` is `(transform(picture), label)`: the full-size picture as a PIL image
 # in RGB (some files are grey or CMYK), and the label as an `int`.
 #
-# Some files are missing, cut short or no picture at all. Raise an error whose message **names the file**; never skip
+# Some files are missing, cut short or not pictures at all. Raise an error whose message **names the file**; never skip
 # it. An index that is too large raises `IndexError`, as for a list.
 #
 # <details><summary>Hint</summary>
@@ -185,7 +185,7 @@ tp.check(1, JpegFiles)
 # %% [markdown]
 # ## Who waits for whom?
 #
-# `Timed`, given, adds a stamp to each item: when it was loaded, and by which process.
+# The given `Timed` adds a stamp to each item: when it was loaded, and by which process.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -353,7 +353,7 @@ different.shows(len({own for *_, own, _ in rows}), "{:.0f}", why)
 #
 # Once an epoch, the loader draws a number from its `generator=`, and the workers' seeds come from that number. Your own
 # generator depends on nothing else in the program. `np.random.SeedSequence([seed, rank])` mixes two numbers; its
-# `generate_state(1)[0]`, made an `int`, suits `manual_seed`. `worker_init_fn(worker_id)` runs in each worker after
+# `generate_state(1)[0]`, as an `int`, suits `manual_seed`. `worker_init_fn(worker_id)` runs in each worker after
 # PyTorch has seeded it: there `torch.initial_seed()` differs from worker to worker and epoch to epoch, and
 # `get_worker_info().dataset` is the worker's own copy.
 # </details>
@@ -470,8 +470,8 @@ print("\nchosen:", chosen)
 #
 # ### Balise 5 · A stream split over workers and ranks · further · about 14 min
 #
-# All workers of all ranks draw the same `order` from seed and epoch; this code is given. Each worker then yields its
-# part, and **reads only that**. One way, with two ranks of two workers:
+# All workers of all ranks draw the same `order` from the seed and the epoch; this code is given. Each worker then
+# yields its part, and **reads only that**. One way, with two ranks of two workers:
 #
 # | place in `order` | 0 | 1 | 2 | 3 | 4 | … |
 # |---|---|---|---|---|---|---|
@@ -522,8 +522,8 @@ tp.check(5, SplitStream)
 # %% [markdown]
 # ## Resume in mid-epoch · further
 #
-# To resume after batch $k$ of an epoch, save seed, epoch, and the number of batches that **the loop has used**. Can the
-# *sampler*, which hands indices to the workers, count them?
+# To resume after batch $k$ of an epoch, save the seed, the epoch and the number of batches that **the loop has used**.
+# Can the *sampler*, which hands indices to the workers, count them?
 
 # %%
 ahead = tp.predict(
@@ -587,7 +587,8 @@ ahead.shows(handed_out, "{:.0f}", why)
 # batches are then ahead of the one in use, **if the thread takes its place before it asks the loader**. At the end, the
 # loop sets `stop` and adds a place to wake the thread, which must then look at `stop`.
 #
-# Copy non-blocking in `self.stream`. In `_hand_over`, only the stream that is current **in the loop** waits.
+# Copy with `non_blocking=True` in `self.stream`. In `_hand_over`, only the stream that is current **in the loop**
+# waits.
 #
 # <details><summary>Hint</summary>
 #
@@ -712,7 +713,7 @@ tp.check(6, Prefetcher)
 # <details><summary>Hint</summary>
 #
 # `tar.add(file, arcname=name)` copies a file under another name. `enumerate(…, first)` continues the numbers from shard
-# to shard. `paths[k::n]`, with what `get_worker_info()` says, is a worker's part. Removing the end of a list is quick:
+# to shard. `paths[k::n]` is worker `k`'s part (see `get_worker_info()`). Removing the end of a list is quick:
 # swap the drawn sample with the last one, then `pop`.
 # </details>
 
@@ -869,8 +870,8 @@ show_waits(without, waits("your loader", loader, steps=4 * STEPS))
 # %% [markdown]
 # If a step still waits, there are too few cores, or they are busy with something else.
 #
-# The training run of this series now takes its usual loader, then yours. Without a GPU, network and workers share the
-# cores, so only decoding less can help:
+# The training run of this series now takes its usual loader, then yours. Without a GPU, the network and the workers
+# share the cores, so only decoding less can help:
 
 # %%
 before = training_run.run("usual loader", training_run.fast_step, model=fresh_model())
@@ -886,7 +887,7 @@ gains.table()
 # ## Against the pure decode rate · further
 #
 # A loader can't be faster than processes that only decode the same files. Its **share** is its rate divided by theirs,
-# on the same number of cores. The last column counts core seconds instead of the time that passed; trust it if other
+# on the same number of cores. The last column counts core seconds instead of elapsed time; trust it if other
 # programs are running too.
 
 
