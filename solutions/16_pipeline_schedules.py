@@ -140,8 +140,8 @@ report.table({"4 ranks, 8 micro-batches": "{}", "idle slots": "{:.1%}", "slots o
 # \underbrace{\frac{(p-1)(t_F+t_B)}{v}}_{\text{interleaved, } v \text{ chunks}} \qquad
 # \underbrace{(p-1)(t_F+t_I-t_W)}_{\text{zero-bubble, } t_B = t_I + t_W}$$
 #
-# A *chunk* is one of several pieces of the model on a rank; $t_I$ and $t_W$ are the backward's halves for input and
-# weights. White is the bubble, and the number in a box is the micro-batch.
+# A *chunk* is one of several pieces of the model on a rank; $t_I$ and $t_W$ are the times of the backward's
+# halves, for input and weights. White is the bubble, and the number in a box is the micro-batch.
 
 # %% jupyter={"source_hidden": true}
 report.gantt(
@@ -414,7 +414,7 @@ report.gantt(shown, unit="time of a forward pass of a whole rank")
 #   weights, gradient of the output)`.
 # - `backward_weight`: for each layer, add the gradients of its weights to their `.grad`, as `backward()` does.
 # - `zero_bubble_order`: 1F1B with "I" for the backward. Rank r delays weight gradients by r micro-batches: "W" of k −
-#   r, if there is one, follows "I" of k. The "W" that are left end the list.
+#   r, if there is one, follows "I" of k. Any remaining "W" come last.
 #
 # <details><summary>Hint</summary>
 #
@@ -536,7 +536,7 @@ SCHEDULES = {  # name: (orders of all ranks from (n_ranks, n_micro_batches), sta
 #   whose entry in `forward` is f, "F" takes `overhead` + b f, and "B" takes `overhead` + 2 b f. "I" and "W" each take
 #   `overhead` + `split` + b f.
 # - the choice: each rank must have room for the states of its stages and for the peak of its activations,
-#   `found.peak_bytes[rank]`. If it has, and the schedule is faster than `best`, it is the new best.
+#   `found.peak_bytes[rank]`. If so, and if the schedule is faster than `best`, it becomes the new `best`.
 #
 # <details><summary>Hint</summary>
 #
