@@ -104,9 +104,9 @@ print(
 )
 
 # %% [markdown]
-# One random search tells you little: you have to repeat it, say, a hundred times. The course therefore ships a
-# **table**: a small network on handwritten digits, trained for 27 epochs in 936 configurations with three seeds each. A
-# trial only looks up its curve, so a search takes milliseconds.
+# A single random search proves little: you have to repeat it a hundred times. The course therefore ships a **table**: a
+# small network on handwritten digits, trained for 27 epochs in 936 configurations with three seeds each. A trial looks
+# up its training, so a search takes milliseconds.
 #
 # ## The idea
 #
@@ -340,7 +340,7 @@ compare(needed)
 # ## Never wait: ASHA
 #
 # At each rung, successive halving waits for the slowest worker. *Asynchronous* successive halving, **ASHA** (Li and others, 2020),
-# doesn't: a free worker gets a job immediately, chosen from the reports so far. ASHA promotes a few trials too many,
+# doesn't: a free worker asks for a job and gets one based on the reports so far. ASHA promotes a few trials too many,
 # which costs less than waiting.
 #
 # ### Balise 3 · Asynchronous successive halving · about 13 min
@@ -630,8 +630,8 @@ compare(needed)
 
 # %% [markdown]
 # Each of these trials ran to its end, and each waited for the one before. A model pays off where trials are expensive and good ones
-# are rare. It combines with early stopping: the model proposes, ASHA stops. Optuna's default sampler, TPE, replaces the
-# Gaussian process with two densities, one of good and one of poor trials.
+# are rare. It combines with early stopping: the model proposes, ASHA stops. Optuna's default sampler, TPE, replaces the Gaussian
+# process with two densities, one of good trials and one of poor trials.
 
 # %% [markdown]
 # ## Change while training: populations
@@ -695,11 +695,11 @@ def train_epoch(member, rng):
 # %% [markdown]
 # ### Balise 5 · Exploit and explore · further · about 16 min
 #
-# - **`exploit`**: `member` becomes a copy of `better`. Later changes to one must not affect the other. 3 lines.
-# - **`explore`** multiplies each hyperparameter by 0.8 or 1.25 (given). But `member.hyperparameters` is only a record:
-#   the optimizer trains with the values in its `param_groups`. 2 lines.
-# - **`evolve`**: each of the `quarter` lowest members copies one drawn from the `quarter` highest, then explores. Write
-#   `pairs`, a list of indices (copier, copied), then exploit and explore. 4 lines.
+# - **`exploit`**: `member` becomes a copy of `better`. What one of them does later must not affect the other. 3 lines.
+# - **`explore`** multiplies each hyperparameter by 0.8 or 1.25 (given). But `member.hyperparameters` is only a note: the optimizer
+#   trains with the values in its `param_groups`. 2 lines.
+# - **`evolve`**: each of the lowest `quarter` of members copies a member drawn from the highest `quarter`, then explores.
+#   Write `pairs` of places, (copier, copied), and carry them out. 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -753,7 +753,7 @@ def evolve(members, rng):
 tp.check(5, exploit, explore, evolve)
 
 # %% [markdown]
-# For comparison, the same number of members start with the same weights and rates, but keep their rates.
+# For comparison, an equally large population starts from the same weights and rates, but keeps its rates.
 
 
 # %% jupyter={"source_hidden": true}
@@ -982,8 +982,8 @@ for name in ("timeline", "intermediate_values"):
         plt.show()
 
 # %% [markdown]
-# There may be up to 42 trials: a worker first counts, then begins one, and others may begin theirs in between. The
-# second figure can't show the price of stopping early: some lines that were cut might have overtaken others later.
+# There may be up to 42 trials: a worker first counts, then begins one, and others may begin one in between. In the
+# second figure, lines that would have crossed after a cut are the price of stopping early.
 #
 # ### A worker that dies
 #
@@ -998,8 +998,7 @@ for name in ("timeline", "intermediate_values"):
 # srun python worker.py "task $SLURM_ARRAY_TASK_ID"     # calls work(path, name, ...)
 # ```
 #
-# All nodes must see the journal. Here task 1 is killed in its third training run, as if its time limit had been
-# reached.
+# All nodes must see the journal. Here task 1 is killed in its third training, as if its time had run out.
 
 
 # %%
@@ -1061,7 +1060,7 @@ plt.show()
 # <details><summary>Successive halving and ASHA may throw away a configuration that would have won. What kind?</summary>
 #
 # One that starts slowly: a small learning rate, a long warm-up, a large network. A longer first rung helps. So does Hyperband, which
-# runs several halvings with different first rungs, and costs about as many times more as there are rungs.
+# runs about one halving for each possible first rung, and costs that many times more.
 # </details>
 #
 # <details><summary>You have 512 GPUs for one night and trials of two hours. Bayesian search or ASHA?</summary>
