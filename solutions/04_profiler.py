@@ -136,10 +136,10 @@ print(f"on {DEVICE}: {before.images_per_second:,.1f} images/s")
 print(gains.expected(NAME))
 
 # %% [markdown]
-# This is the training run of the previous works plus what somebody has added: each image gets its own contrast and a
-# small shift in brightness, long gradients are shortened, numbers are reported, and last week's search for a NaN is
-# still on. The cell with the contrast, `slow_a`, is collapsed. Leave it closed: later you'll find out from a profile
-# alone why it's slow.
+# This is the training run of the previous works plus what somebody has added: each image gets its own contrast, each batch is
+# shifted a little, long gradients are shortened, numbers are shown, and last week's search for a NaN is still on. The
+# cell with the contrast, `slow_a`, is collapsed. Leave it closed: later you'll find out from a profile alone why it's
+# slow.
 #
 # ## The idea
 #
@@ -209,8 +209,8 @@ legend(figure, "loading", "forward", "backward", "optimizer", "wait", "kernel", 
 plt.show()
 
 # %% [markdown]
-# White on a stream's row is time you paid for and didn't use. The processor waits in both pictures: above, for a value,
-# while the queue is empty; below, because the queue is full.
+# White on a stream's row is time you paid for and didn't use. The processor waits in both pictures: in the upper
+# one for a value, while the queue is empty; in the lower one because the queue is full.
 #
 # ## A profiled loop
 #
@@ -456,9 +456,9 @@ for (operator, function), calls in callers(stacks):
 # ## Waits that nobody sees
 #
 # Three things make the processor wait for the device: reading a value (`.item()`, `print`, `if tensor:`), a result whose size
-# depends on values (`nonzero`, a mask as index), and a blocking copy between the two. None of them looks like a wait in
-# the code. But every operator passes through PyTorch's *dispatcher*, where a `TorchDispatchMode` can look at it.
-# `makes_wait(func, args, kwargs)`, given, says whether an operator waits.
+# depends on values (`nonzero`, a mask as an index), and a blocking copy between the two. The code shows none of them.
+# But every operator passes through PyTorch's *dispatcher*, where a `TorchDispatchMode` can look at it. The given
+# `makes_wait(func, args, kwargs)` says whether an operator waits.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 READS = {"_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2",
@@ -495,7 +495,7 @@ def makes_wait(func, args, kwargs):
 # your finder         traceback.extract_stack()
 # ```
 #
-# On a GPU, backward runs in a separate thread, so there may be no such line. About 4 lines.
+# On a GPU, backward runs in its own thread, so there may be no such line. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -553,8 +553,8 @@ waits.shows(len(found), "{:.0f}", "The search for a NaN reads a value after ever
 numbers = find_waits(hesitant_step), find_waits(newcomer_step)
 
 # %% [markdown]
-# Without a GPU everything is on one device, so copies *to* the device don't show; the next check looks at them too. On
-# a GPU, `torch.cuda.set_sync_debug_mode("warn")` warns about most waits.
+# Here everything is on one device, so copies *to* the device don't show; the next check looks at them too. On a GPU,
+# `torch.cuda.set_sync_debug_mode("warn")` warns about most waits.
 #
 # ### Balise 4 · Remove them · about 16 min
 #
@@ -570,7 +570,7 @@ numbers = find_waits(hesitant_step), find_waits(newcomer_step)
 # <details><summary>Hint</summary>
 #
 # `non_blocking=True`; `device=device`; `F.cross_entropy` has an `ignore_index`; `torch.nn.utils.clip_grad_norm_`
-# shortens the gradients and returns their previous length, without reading a value.
+# shortens the gradients and returns their earlier length without reading a value.
 # </details>
 
 
@@ -623,9 +623,9 @@ left = find_waits(flowing_step)
 #
 # <details><summary>Hint</summary>
 #
-# Clip each event to `first` and `last`, sort by begin, and go through them, keeping track of when the busy time so far
-# ends. An interval that begins later leaves a gap; one that ends earlier changes nothing. An empty interval at `last`
-# closes the list.
+# Clip each event to `first` and `last`, sort by begin, and walk through them, keeping the end of the busy time so far.
+# An interval that begins later leaves a gap; one that ends earlier changes nothing. An empty interval at `last` closes
+# the list.
 # </details>
 
 
@@ -784,8 +784,8 @@ print(*AILMENTS, sep="; ")
 # - A: each channel of each image is changed about its own mean, then limited to ±3. The number of operators doesn't
 #   depend on any size;
 # - B: nobody calls backward here, so autograd has nothing to record (reading a value in each round would be a new ailment);
-# - C: `train_through`, with the debugging off, even if somebody switched it on *before* the call; afterwards everything
-#   is as before, including `check_nan`.
+# - C: `train_through`, with the debugging off, even if somebody switched it on *before* the call; afterwards it is
+#   restored, `check_nan` too.
 # </details>
 #
 # <details><summary>Hint</summary>
@@ -863,11 +863,10 @@ report.table(
 #
 # $$(x + b) - \overline{(x + b)} = x - \bar x$$
 #
-# So the bias is read, added, differentiated (a sum over all pixels) and updated for nothing. `without_bias` removes it
-# from each convolution, and each linear layer on `(n, features)`, directly before a batch norm. The code that finds
-# these pairs is given. Write what happens to each: the model must compute the same afterwards, in training **and in
-# eval mode**. There the batch norm subtracts a stored mean, `norm.running_mean`, which was learnt with the bias. About
-# 3 lines.
+# Such a bias is read, added, differentiated (a sum over all pixels) and updated for nothing. `without_bias` removes it from each convolution, and each linear
+# layer on `(n, features)`, directly before a batch norm. The code that finds these pairs is given. Write what happens
+# to one: the model must compute the same afterwards, in training **and in eval mode**. There the batch norm subtracts a
+# stored mean, `norm.running_mean`, which was learnt with the bias. About 3 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -925,11 +924,10 @@ print(f"after your function: {biases(vgg)}; largest difference {difference:.1e} 
 # Batches of sentences, or of images of different sizes, vary in shape. Two consequences:
 #
 # - PyTorch reuses freed blocks of device memory. A batch longer than all earlier ones fits into none of them, so new
-#   memory is reserved while these blocks stay idle, and a run can fail with "out of memory" after an hour. The cure:
-#   **`reserve`** runs the longest batch *before* training. Use *all* the memory that a step needs, but leave no other
-#   trace. Buffers are restored for you; restore the random numbers, which `batch_of` and dropout use, and the
-#   gradients.
-# - With `torch.backends.cudnn.benchmark = True`, cuDNN tries its algorithms when it first sees **each new shape**.
+#   memory is reserved beside the idle blocks, and a run can fail with "out of memory" after an hour. The cure:
+#   **`reserve`** runs the longest batch *before* training. Ask for *all* memory of a step, and leave no trace. Buffers
+#   are restored for you; restore the random numbers, which `batch_of` and dropout use, and the gradients.
+# - With `torch.backends.cudnn.benchmark = True`, cuDNN tries its algorithms at the first sight of **each new shape**.
 #   **`autotuner_saves`** returns the seconds that this saves in a run.
 #
 # About 5 lines in all.
@@ -1108,7 +1106,6 @@ tp.progress()
 #
 # ## To remember
 #
-# Measure, change one thing, then measure again. A schedule keeps a profile small and labels make it readable. Self time
-# says which operators take the time, and the union of the device's intervals says how busy the device is. Waits hide in
-# lines that look harmless, and a tool finds them faster than you can. Next: **the data loader**, the usual reason for
-# the longest gap.
+# Measure, change one thing, then measure again. A schedule keeps a profile small and labels make it readable. Self time says which
+# operator works, and the union of the device's intervals says how busy the device is. Waits hide in harmless lines, and a tool
+# finds them faster than the eye. Next: **the data loader**, the usual reason for the longest gap.
