@@ -299,9 +299,9 @@ report.table(bodies, rows)
 # <details><summary>What transfers?</summary>
 #
 # Each patch has its own light, so its colour says little, and a few images can't teach a network to ignore the light.
-# The pretrained body learnt that from 4,000 patches. Without the lights there's little to transfer: colour alone tells
-# these photographs apart, and a random body sees colour too. Try it: replace `under_lights(...)` in `squares` by
-# `pixels.flatten(0, 1).float() / 58 - 2`. Ask first *what* there is to transfer.
+# The pretrained body learnt to ignore it, from 4,000 patches. Without the lights there's little to transfer: colour
+# alone tells these photographs apart, and a random body sees that too. Try it: replace `under_lights(...)` in `squares`
+# with `pixels.flatten(0, 1).float() / 58 - 2`. Ask first *what* there is to transfer.
 # </details>
 
 
@@ -373,13 +373,12 @@ report.table({"body": "{}", "new classes": "{:.3f}", "old classes": "{:.3f}"}, r
 #
 # ### Balise 3 · Rates by layer · about 12 min
 #
-# First layers see edges and colours, which every task needs; last layers see details of the task they were trained on.
-# So the head learns at the full `rate`, and each layer before it, even one without parameters, at `factor` times the
-# rate of the next.
+# First layers see edges and colours, which every task needs; last layers see details of their task. So the head learns at the full
+# `rate`, and each layer before it at `factor` times the rate of the next; layers without parameters count too.
 #
-# **`by_layer`** returns an optimizer's parameter groups. For each layer, split the parameters that learn into those
-# with two or more dimensions, which get the weight decay `decay`, and 1-D ones (biases, norms), which get none. Skip
-# parameters already seen in a later layer. About 6 lines.
+# **`by_layer`** returns an optimizer's parameter groups. For each layer, split the parameters that learn into weights of two or more
+# dimensions, with the weight decay `decay`, and 1-D ones (biases, norms) without it. Skip parameters already seen in a
+# later layer. About 6 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -843,8 +842,8 @@ tp.check(7, to_nf4, from_nf4)
 #
 # <details><summary>Hint</summary>
 #
-# `self.register_buffer(name, tensor)` for each tensor of the `Packed`. Autograd needs the weight for the gradient of
-# `x`. Unpacking inside an `autograd.Function`, in forward and again in backward, keeps it from being saved.
+# `self.register_buffer(name, tensor)` for each tensor of the `Packed`. For the gradient of `x`, autograd needs the
+# weight. Unpacking it inside an `autograd.Function`, in forward and again in backward, keeps it from being saved.
 # `torch.utils.checkpoint` works too.
 # </details>
 
@@ -938,9 +937,9 @@ show_four_bits()
 # %% [markdown]
 # <details><summary>What to claim</summary>
 #
-# NF4 has a smaller error than symmetric int4, but not than int4 that stores two numbers, a minimum and a maximum, for
-# each block of 64. On networks as small as ours the loss doesn't tell them apart. What NF4 with double quantization
-# certainly saves is bits: a weight takes 4 for its code, 8 / 64 for its scale, and next to nothing for steps and mean.
+# NF4 has a smaller error than symmetric int4, but a larger one than int4 that stores a minimum and a maximum for each
+# block of 64. On networks as small as ours the loss doesn't tell them apart. What NF4 does
+# save is bits: 4 for a code, 8 / 64 for a scale, and next to nothing for steps and mean.
 # </details>
 
 # %% [markdown]
@@ -1182,8 +1181,8 @@ show_trainer()
 #
 # <details><summary>You serve 200 tasks from one model of 7 billion parameters. Do you merge the adapters?</summary>
 #
-# No: merged, each task needs its own model of 14 GB. Unmerged, all share one base in memory, an adapter is a few
-# megabytes, and a batch may mix tasks. Merge when one task is all you serve.
+# No: merged, each task needs its own model of 14 GB. Unmerged, all share one base in memory, an adapter is tens
+# of megabytes, and a batch may mix tasks. Merge when one task is all you serve.
 # </details>
 #
 # ## To remember
