@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Fine-tuning: learn little, keep much · about 125 min, core 60
+# # Fine-tuning: learn little, keep much · about 125 min, core 55
 #
 # Take a network trained on a lot of data and teach it a new task with a few examples. Here you freeze a body, compute its
 # features once, and give each layer its own rate. Then you write **LoRA**, which learns two thin matrices instead of a full
