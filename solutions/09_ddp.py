@@ -695,7 +695,15 @@ def program(function):
     FOLDER.mkdir(parents=True, exist_ok=True)
     name = function.__name__
     (FOLDER / f"{name}.pickle").write_bytes(cloudpickle.dumps(function))
-    (FOLDER / f"{name}.py").write_text(f"import pickle\n\npickle.load(open('{name}.pickle', 'rb'))()\n")
+    lines = f"""import pickle
+
+import torch.distributed as dist
+
+pickle.load(open("{name}.pickle", "rb"))()
+if dist.is_initialized():
+    dist.destroy_process_group()  # a rank that just ends makes gloo abort on the others
+"""
+    (FOLDER / f"{name}.py").write_text(lines)
     return f"{name}.py"
 
 
