@@ -863,8 +863,8 @@ MESSAGE = BATCH if FULL else 4 * BATCH  # photographs that a worker sends at a t
 
 # %%
 options = chosen | {"persistent_workers": chosen["num_workers"] > 0}
-loader = seeded_loader(DraftedFiles(photos.train, SIZE), 0, batch_size=MESSAGE, shuffle=True, drop_last=True, **options)
-loader = Pieces(Prefetcher(loader, DEVICE), BATCH)
+large = seeded_loader(DraftedFiles(photos.train, SIZE), 0, batch_size=MESSAGE, shuffle=True, drop_last=True, **options)
+loader = Pieces(Prefetcher(large, DEVICE), BATCH)
 show_waits(without, waits("your loader", loader, steps=4 * STEPS))
 
 # %% [markdown]

@@ -1341,7 +1341,7 @@ if frameworks.here("torchao"):
     recorded.note("22_compression", "torchao", by_torchao, on_cpu=True)
 else:
     by_torchao = recorded.instead("torchao", "22_compression", "torchao") or {}
-rows = [(name, right, by_bits[int(name[5])][name.startswith("QAT")]) for name, right in by_torchao.items()]
+rows = [(name, right, by_bits[int(name[5])][name.startswith("QAT")]) for name, right in by_torchao.items() if by_bits]
 report.table({"": "{}", "torchao": "{:.3f}", "yours": "{:.3f}"}, rows)
 
 # %% [markdown]
