@@ -864,8 +864,8 @@ MESSAGE = BATCH if FULL else 4 * BATCH  # photographs that a worker sends at a t
 # %%
 options = chosen | {"persistent_workers": chosen["num_workers"] > 0}
 large = seeded_loader(DraftedFiles(photos.train, SIZE), 0, batch_size=MESSAGE, shuffle=True, drop_last=True, **options)
-loader = Pieces(Prefetcher(large, DEVICE), BATCH)
-show_waits(without, waits("your loader", loader, steps=4 * STEPS))
+yours = Pieces(Prefetcher(large, DEVICE), BATCH)
+show_waits(without, waits("your loader", yours, steps=4 * STEPS))
 
 # %% [markdown]
 # If a step still waits, there are too few cores, or they are busy with something else.
@@ -877,7 +877,7 @@ show_waits(without, waits("your loader", loader, steps=4 * STEPS))
 before = training_run.run("usual loader", training_run.fast_step, model=fresh_model())
 
 # %%
-after = training_run.run("your loader", byte_step, model=fresh_model(), loader=loader)
+after = training_run.run("your loader", byte_step, model=fresh_model(), loader=yours)
 gains.keep("05_dataloader", "loader chosen by trials, prefetcher, fewer pixels, bytes", before=before, after=after)
 gains.table()
 
