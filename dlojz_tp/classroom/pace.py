@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from dlojz_tp.works.columns import aligned
+
 ENOUGH = 8  # trainees: the median of fewer says more of them than of the balise
 HEAD = ("work", "balise", "trainees", "stated", "measured", "ratio")
 
@@ -32,13 +34,7 @@ def table(found: list[tuple], day: str) -> str:
 
 def text(found: list[tuple]) -> str:
     """The rows as aligned lines."""
-    cells = [HEAD, *map(_said, found)]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    lines = [
-        "  ".join(f"{cell:{'<' if i == 0 else '>'}{w}}" for i, (cell, w) in enumerate(zip(row, widths)))
-        for row in cells
-    ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(aligned([HEAD, *map(_said, found)], range(1, len(HEAD)))) + "\n"
 
 
 def keep(found: list[tuple], day: str, page: Path) -> str:

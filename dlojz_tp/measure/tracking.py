@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 
 from dlojz_tp.works import temporary, whole_file
+from dlojz_tp.works.columns import aligned
 
 from .machine import hardware, versions
 from .units import human_seconds
@@ -145,13 +146,8 @@ class Table:
 
     def __str__(self) -> str:
         heads, rows = self._heads(), self._rows()
-        widths = [max(map(len, column)) for column in zip(heads, *rows)]
-        lines = [
-            "  ".join(
-                f"{cell:{'<' if head in LEFT else '>'}{width}}" for head, cell, width in zip(heads, row, widths)
-            ).rstrip()
-            for row in ([heads, *rows] if rows else [])
-        ]
+        right = {i for i, head in enumerate(heads) if head not in LEFT}
+        lines = aligned([heads, *rows], right) if rows else []
         return "\n".join([*lines, *self._notes()])
 
     __repr__ = __str__

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from dlojz_tp.works.columns import aligned
+
 
 def table(columns: Mapping[str, str | Callable[[object], str]], rows: Sequence[Sequence[object]]) -> None:
     """Print rows below the heads of their columns, in lines of equal length.
@@ -16,7 +18,5 @@ def table(columns: Mapping[str, str | Callable[[object], str]], rows: Sequence[S
     """
     writes = [how if callable(how) else how.format for how in columns.values()]
     cells = [["—" if v is None else write(v) for write, v in zip(writes, row, strict=True)] for row in rows]
-    right = [any(isinstance(row[i], int | float) for row in rows) for i in range(len(columns))]
-    widths = [max(map(len, column)) for column in zip(columns, *cells)]
-    for line in ([*columns], *cells):
-        print("  ".join(f"{cell:{'>' if r else '<'}{w}}" for cell, r, w in zip(line, right, widths)).rstrip())
+    right = {i for i in range(len(columns)) if any(isinstance(row[i], int | float) for row in rows)}
+    print(*aligned([[*columns], *cells], right), sep="\n")

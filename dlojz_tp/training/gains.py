@@ -14,6 +14,7 @@ from dlojz_tp.measure import Record, human_seconds
 from dlojz_tp.modelled_gpu import MISSED
 from dlojz_tp.report import recorded
 from dlojz_tp.works import state
+from dlojz_tp.works.columns import aligned
 
 SAME = 1.2  # two runs of one setting on a machine that has other things to do too may differ by this factor
 KEY = "gain"  # under which a GPU's figures are recorded
@@ -243,10 +244,7 @@ def _together(found) -> str:
 
 
 def _text(found) -> str:
-    rows = _rows(found)
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-    return "\n".join([*lines, *_notes(found)])
+    return "\n".join([*aligned(_rows(found)), *_notes(found)])
 
 
 def _html(found) -> str:

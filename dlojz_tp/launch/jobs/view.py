@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from dlojz_tp.launch import starting
 from dlojz_tp.launch.jobs import files
+from dlojz_tp.works.columns import aligned
 
 LINES = 8  # of the logs, at the end of the live view
 LONGEST = 120  # characters of a reason
@@ -133,9 +134,7 @@ class Table:
     def __repr__(self):
         if not self._jobs:
             return "no jobs"
-        rows = [("name", "state", "time", "reason", "size"), *self._rows()]
-        widths = [max(len(row[i]) for row in rows) for i in range(5)]
-        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+        return "\n".join(aligned([("name", "state", "time", "reason", "size"), *self._rows()]))
 
     def _repr_html_(self):
         if not self._jobs:
