@@ -142,7 +142,7 @@ class Course:
         if number not in self.work.balises:
             return self._no_such(number)
         try:
-            text = text_of(open_task.guided(self.work.name).balises[number])
+            text = text_of(source.guided(self.work.name).balises[number])
         except OSError as error:
             problem = f"the course's own notebook cannot be read: {error.strerror or error}"
             return render.show(render.line(problem, "fail"))

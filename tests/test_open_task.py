@@ -71,7 +71,7 @@ def test_a_stub_has_names_signatures_and_docstrings_alone():
 
 @pytest.mark.parametrize("name", source.names())
 def test_every_balise_has_a_stub_with_its_answers_and_nothing_of_their_code(name):
-    for number, balise in open_task.guided(name).balises.items():
+    for number, balise in source.guided(name).balises.items():
         tree = ast.parse(open_task.stub(balise))
         assert {node.name for node in tree.body} == set(balise.answers), number
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
@@ -96,7 +96,7 @@ def test_an_open_task_is_put_below_and_so_is_the_guided_cell(monkeypatch, capsys
     tp.back_to(5)
     bare, guided = shell.below
     assert "class Overlap" in bare and "todo(5)" in bare and len(bare) < len(guided)
-    assert guided == open_task.guided(tp.work.name).balises[5].code
+    assert guided == source.guided(tp.work.name).balises[5].code
     tp.open_task(99)
     assert "has no balise 99" in capsys.readouterr().out and len(shell.below) == 2
 
@@ -109,7 +109,6 @@ def test_outside_of_a_notebook_it_is_printed(capsys):
 def test_without_the_notebook_one_line_says_so(monkeypatch, tmp_path, capsys):
     tp = course.open("00_welcome", {})
     monkeypatch.setattr(source, "NOTEBOOKS", tmp_path)
-    open_task.guided.cache_clear()
     tp.open_task(1)
     assert "cannot be read: No such file" in capsys.readouterr().out
 
@@ -120,7 +119,7 @@ def test_a_work_folder_remembers_its_level(tmp_path):
     def bare():
         cells = json.loads((work / f"{name}.ipynb").read_bytes())["cells"]
         code = {tag: "".join(cell["source"]) for cell in cells for tag in cell["metadata"].get("tags", [])}
-        return [code[f"balise-{n}"] == open_task.stub(b) for n, b in open_task.guided(name).balises.items()]
+        return [code[f"balise-{n}"] == open_task.stub(b) for n, b in source.guided(name).balises.items()]
 
     copies.sync(source.NOTEBOOKS, work, "open")
     assert all(bare()) and copies.sync(source.NOTEBOOKS, work) == [], "the next start changes nothing"
@@ -143,7 +142,7 @@ def test_the_environment_may_ask_for_a_level(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("DLOJZ_LEVEL", "open")
     monkeypatch.setenv("DLOJZ_STATE", str(tmp_path / "state"))
     assert lab.main(["--work", str(tmp_path / "work"), "--sync-only"]) == 0
-    assert open_task.stub(open_task.guided("00_welcome").balises[1]).splitlines()[-1].strip() == "todo(1)"
+    assert open_task.stub(source.guided("00_welcome").balises[1]).splitlines()[-1].strip() == "todo(1)"
     monkeypatch.setenv("DLOJZ_LEVEL", "hard")
     assert lab.main(["--work", str(tmp_path / "work"), "--sync-only"]) == 1
     assert "must be one of guided, open" in capsys.readouterr().err

@@ -4,20 +4,13 @@ It is taken from the trainee notebook's own cell by its syntax tree, so it needs
 """
 
 import ast
-import functools
 import json
 
 from dlojz_tp.works import source
 
 
-@functools.lru_cache(maxsize=8)
-def guided(name: str) -> source.Work:
-    """The practical work as its trainee notebook has it. Raises OSError where the notebook cannot be read."""
-    return source._of_notebook(name, (source.NOTEBOOKS / f"{name}.ipynb").read_text(encoding="utf-8"))
-
-
 def stub(balise: source.Balise) -> str:
-    """What a trainee starts from who writes all of a balise: its answers without any of their code."""
+    """What a trainee starts from to write all of a balise: its answers without any of their code."""
     lines = balise.code.splitlines()
     nodes = [node for node in ast.parse(balise.code).body if getattr(node, "name", None) in balise.answers]
     return "\n\n\n".join(_bare(node, lines, balise.number) for node in nodes)
@@ -25,7 +18,7 @@ def stub(balise: source.Balise) -> str:
 
 def opened(notebook: bytes, name: str) -> bytes:
     """A trainee notebook in which each balise starts from its stub. name: of the work."""
-    content, balises = json.loads(notebook), guided(name).balises
+    content, balises = json.loads(notebook), source.of_notebook(name, notebook.decode()).balises
     for cell in content["cells"]:
         for tag in cell["metadata"].get("tags", []):
             if tag.startswith("balise-"):

@@ -94,7 +94,7 @@ def names() -> list[str]:
 
 def find(name: str) -> Work:
     """Read the practical work `name`. Raises UnknownWork with the names that exist."""
-    known, holes = names(), NOTEBOOKS / f"{name}.ipynb"
+    known, holes = names(), _holes(name)
     if name not in known:
         if not known:
             raise UnknownWork(f"no folder {NOTEBOOKS.name}/ beside the package: install the course from its checkout")
@@ -104,12 +104,21 @@ def find(name: str) -> Work:
     except (OSError, UnicodeDecodeError):  # left out, closed to others, encrypted
         if not holes.is_file():
             raise
-        return _of_notebook(name, holes.read_text(encoding="utf-8"))
-    return work if work.balises or not holes.is_file() else _of_notebook(name, holes.read_text(encoding="utf-8"))
+        return guided(name)
+    return work if work.balises or not holes.is_file() else guided(name)
+
+
+def guided(name: str) -> Work:
+    """The practical work `name` as its trainee notebook has it. Raises OSError where that cannot be read."""
+    return of_notebook(name, _holes(name).read_text(encoding="utf-8"))
+
+
+def _holes(name: str) -> Path:
+    return NOTEBOOKS / f"{name}.ipynb"
 
 
 @functools.lru_cache(maxsize=32)
-def _of_notebook(name: str, text: str) -> Work:
+def of_notebook(name: str, text: str) -> Work:
     """The practical work in the text of its trainee notebook."""
     parts = []
     for cell in json.loads(text)["cells"]:
