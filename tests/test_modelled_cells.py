@@ -1,10 +1,9 @@
 """The modelled cells of works over ranks, with trainees' answers in them: figures, or one line that tells why not."""
 
-import importlib
-
 import matplotlib.pyplot as plt
 import pytest
 
+from dlojz_tp.authoring import banks
 from dlojz_tp.works import source
 
 
@@ -22,7 +21,7 @@ def test_a_modelled_cell_shows_figures_or_a_line(name, number, slug, said, capsy
     for cell in work.cells[:place]:
         if cell.balise is not None or "setup" in cell.options:
             exec(compile(cell.text, f"<{name}>", "exec"), names)
-    answers = importlib.import_module(f"tests.answers.{work.module}").bank.answers
+    answers = banks.of(work).answers
     answer = next(each for each in answers if (each.balise, each.slug) == (number, slug))
     names |= dict(zip(work.balises[number].answers, answer.answers, strict=True))
     exec(compile(text, "<cell>", "exec"), names)

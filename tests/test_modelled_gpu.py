@@ -9,7 +9,7 @@ from torchvision.models import resnet18
 
 from dlojz_tp import launch, report
 from dlojz_tp.modelled_gpu import Loading, on_card, rates, train
-from dlojz_tp.modelled_gpu.published import PUBLISHED
+from dlojz_tp.modelled_gpu.published import gains, misses, rows
 
 IMAGES = (64, 3, 224, 224)
 
@@ -58,16 +58,104 @@ half = partial(step, dtype=torch.bfloat16)
 half_last = partial(half, memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize(("name", "card", "most"), [
-    ("ResNet-50, float16, channels last, 256 images", "V100", 0.08),
-    ("ResNet-50, TF32, 256 images", "A100", 0.12),
-    ("ResNet-50 forward, 16 images", "V100", 0.12),
+@pytest.mark.parametrize(("words", "most"), [
+    (["V100", "Channels last"], 0.15),
+    (["V100 ", "forward", "16 images"], 0.2),
+    (["H100", "Lambda BERT", "base, TF32"], 0.15),
 ])  # fmt: skip
-def test_near_to_what_was_published(name, card, most):
-    run = next(run for run in PUBLISHED if run.name == name and run.card.name == card)
-    value, found = run.predicted()
-    assert abs(value / run.value - 1) < most
-    assert found.label == f"modelled, {card}"
+def test_near_to_what_was_published(words, most):
+    found = {row: row.modelled() for row in rows(words)}
+    assert found
+    assert misses([(1 / row.seconds, 1 / run.result) for row, run in found.items()])[1] < most
+    assert {run.label for run in found.values()} == {f"modelled, {words[0].strip()}"}
+
+
+def test_rows_have_sources_and_few_are_fitted():
+    every = rows()
+    held = [row for row in every if not row.fitted]
+    assert len(held) >= 40 and len(every) - len(held) <= 12
+    assert {row.family for row in held} == {"BERT", "EfficientNet", "GPT", "ResNet"}
+    assert {"V100", "A100", "H100"} < {row.card for row in held}
+    assert len({(row.source, row.card, row.name) for row in every}) == len(every)
+    assert len(gains({row: row.seconds for row in every})) == sum(row.over is not None for row in every)
+    assert rows(["karpathy", "TF32"]) == [row for row in every if row.source == "Karpathy" and "TF32" in row.name]
+
+
+def test_a_gain_is_a_ratio_of_speeds():
+    before, after = rows(["A100 ", "Lambda ResNet"])
+    assert gains({before: 1.0, after: 1.0}) == [(after, pytest.approx(1582 / 1066), pytest.approx(1280 / 640))]
+    assert gains({after: 1.0}) == []
+
+
+def odd_products(clock):
+    """Seconds of an output layer's product over 50,304 and 50,257 words: eager, compiled, compiled without padding."""
+    x, times = torch.empty(4096, 768, device="cuda", dtype=torch.bfloat16), {}
+    for words in (50304, 50257):
+        w = torch.empty(words, 768, device="cuda", dtype=torch.bfloat16)
+        for how, options in ((None, None), ("pads", {}), ("as it is", {"shape_padding": False})):
+            run = F.linear if how is None else torch.compile(F.linear, options=options)
+            torch.cuda.synchronize()
+            begin = clock.host
+            run(x, w)
+            torch.cuda.synchronize()
+            times[how, words] = clock.host - begin
+    return times
+
+
+def test_the_compiler_pads_products_of_odd_sizes():
+    t = on_card(odd_products, card="A100").result
+    assert t[None, 50257] > 2 * t[None, 50304] and t["as it is", 50257] > 2 * t["as it is", 50304]
+    assert t["pads", 50304] < t["pads", 50257] < 0.8 * t[None, 50257]
+
+
+def kernels(clock):
+    """Seconds of: a cast, the same bytes without one, a mask; a convolution in each format, in float32 and float16."""
+    low, times = torch.empty(2**26, device="cuda", dtype=torch.bfloat16), {}
+    images = torch.empty(64, 256, 56, 56, device="cuda")
+    mask = torch.zeros(2**26, device="cuda", dtype=torch.bool)
+
+    def took(name, run):
+        torch.cuda.synchronize()
+        begin = clock.host
+        run()
+        torch.cuda.synchronize()
+        times[name] = clock.host - begin
+
+    took("cast", lambda: low.float())
+    took("three times its bytes", lambda: torch.add(low, low))
+    took("mask", lambda: low.masked_fill(mask, 0))
+    for dtype in (torch.float32, torch.float16):
+        weight = torch.empty(256, 256, 1, 1, device="cuda", dtype=dtype)
+        for last in (False, True):
+            x = images.to(dtype, memory_format=torch.channels_last if last else torch.contiguous_format)
+            took((dtype, last), partial(F.conv2d, x, weight))
+    return times
+
+
+def grouped(clock):
+    """Seconds of the forward and the backward pass of a convolution in 32 groups."""
+    x = torch.empty(64, 1024, 28, 28, device="cuda", requires_grad=True)
+    weight, times = torch.empty(1024, 32, 3, 3, device="cuda", requires_grad=True), []
+    out = F.conv2d(x, weight, padding=1, groups=32)
+    for run in (lambda: F.conv2d(x, weight, padding=1, groups=32), out.sum().backward):
+        torch.cuda.synchronize()
+        begin = clock.host
+        run()
+        torch.cuda.synchronize()
+        times.append(clock.host - begin)
+    return times
+
+
+def test_the_gradients_of_groups_are_counted_once():
+    forward, backward = on_card(grouped, card="V100").result
+    assert 1.5 < backward / forward < 3
+
+
+def test_kernels_cost_what_they_go_through():
+    t = on_card(kernels, card="V100").result
+    assert t["cast"] > 1.3 * t["three times its bytes"] and t["mask"] > 1.3 * t["three times its bytes"]
+    assert t[torch.float16, False] > 1.3 * t[torch.float16, True], "Tensor Cores want the channels last"
+    assert t[torch.float32, True] > 1.1 * t[torch.float32, False], "and other cores do not"
 
 
 def test_techniques_in_their_order():

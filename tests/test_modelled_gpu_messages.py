@@ -1,17 +1,22 @@
 """Messages between modelled cards: the planner's times, beside computing exactly where the program lets them."""
 
+import dataclasses
 from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
 from dlojz_tp import BaliseNotDone, launch, planner, report
 from dlojz_tp.modelled_gpu import Modelled, Span, on_ranks, runs
 
 SIZE = 2**28  # bytes of a message
 LINK = planner.Cluster(planner.H100).inside(2)
-NETWORK = planner.Link(LINK.latency, 12.5e9)  # 100 Gb/s
+NETWORK = planner.Cluster(dataclasses.replace(planner.H100, network=12.5e9)).between  # 100 Gb/s
 REDUCE = planner.all_reduce(SIZE, 2, LINK, "best")
 SEND = LINK.latency + SIZE / LINK.bandwidth
 ABOUT = partial(pytest.approx, rel=0.02, abs=150e-6)  # the CPU starts a few operations, too
@@ -180,7 +185,7 @@ def chain(clock):
 
 
 def test_a_chain_over_a_network():
-    ends = [run.result for run in on_ranks(chain, n=3, network=NETWORK.bandwidth)]
+    ends = [run.result for run in on_ranks(chain, n=3, network=12.5e9)]
     send = NETWORK.latency + SIZE / NETWORK.bandwidth
     assert ends == [ABOUT(3 * send), ABOUT(4 * send), ABOUT(4 * send)]
 
@@ -218,3 +223,38 @@ def test_of_a_program_without_a_model_a_line_tells_why(capsys, monkeypatch):
     assert list(runs.each_on_ranks(programs, n=2)) == ["third"] and not capsys.readouterr().out
     with pytest.raises(BaliseNotDone):
         runs.each_on_ranks({"first": ("not written", 1)}, n=2)
+
+
+def trained_by_pytorch(clock, folder):
+    """Seconds in which DDP averaged, of three steps; what objects and a checkpoint of fully_shard give back."""
+    device, stage = launch.device(), lambda: torch.nn.Linear(2000, 2000)
+    network = torch.nn.parallel.DistributedDataParallel(stage().to(device), device_ids=[device])
+    network.register_comm_hook(None, allreduce_hook)
+    for _ in range(3):
+        network(torch.randn(64, 2000, device=device)).sum().backward()
+    averaged = averaging(clock)
+    shards = stage().to(device)
+    fully_shard(shards, offload_policy=CPUOffloadPolicy())
+    optimizer = torch.optim.AdamW(shards.parameters())
+    shards(torch.randn(64, 2000, device=device)).sum().backward()
+    optimizer.step()
+    weights, states = get_state_dict(shards, optimizer)
+    dcp.save({"weights": weights, "states": states, "step": 7}, checkpoint_id=folder)
+    kept = {"weights": weights, "states": states, "step": 0}
+    dcp.load(kept, checkpoint_id=folder)
+    objects = [None] * dist.get_world_size()
+    dist.all_gather_object(objects, {"rank": dist.get_rank()})
+    return averaged, str(shards.weight.device), kept["step"], objects
+
+
+def averaging(clock):
+    torch.cuda.synchronize()
+    return [span.end - span.begin for span in clock.spans if span.row == "NCCL" and "allreduce" in span.name]
+
+
+def test_ddp_fully_shard_objects_and_checkpoints_run_by_shape(tmp_path):
+    for found in on_ranks(trained_by_pytorch, str(tmp_path)):
+        messages, *rest = found.result
+        due = planner.all_reduce(4 * (2000 * 2000 + 2000), 2, LINK, "best")
+        assert messages == pytest.approx([due] * 3, rel=0.02)
+        assert rest == ["cpu", 7, [{"rank": 0}, {"rank": 1}]]

@@ -38,9 +38,8 @@ def test_table(capsys):
     assert len(rows) == 10
     found = planner.search(planner.GPT(4096, 32, 32), planner.Cluster(planner.H100), 64, 64)
     first = rows[0].split()
-    assert [int(word) for word in first[:4]] == [
-        getattr(found[0].layout, k) for k in ("tensor", "pipeline", "data", "micro_batch")
-    ]
+    names = ("tensor", "context", "pipeline", "data", "expert", "micro_batch")
+    assert [int(word) for word in first[:6]] == [getattr(found[0].layout, name) for name in names]
     assert f"{found[0].time.total:.3f}" in rows[0] and found[0].time.binds in rows[0]
     assert f"{len(found)} layouts" in rest[-2]
 
@@ -77,7 +76,16 @@ def test_figure(capsys, tmp_path):
 def test_help_states_the_defaults(capsys):
     status, out, _ = run(capsys, "--help")
     assert status == 0
-    for words in ("float32 gradients", "hierarchical", "FSDP", "[2048]", "[one a GPU]", "MI300X", "10 % of the memory"):
+    for words in (
+        "float32 gradients",
+        "hierarchical",
+        "FSDP",
+        "[2048, or",
+        "[one a GPU]",
+        "MI300X",
+        "4 % of the memory",
+        "llama3-405b",
+    ):
         assert words in out
 
 
@@ -99,6 +107,56 @@ def test_help_states_the_defaults(capsys):
 def test_one_line_says_what_is_wrong(capsys, arguments, status, words):
     got, out, err = run(capsys, *SMALL, *arguments)
     assert (got, out) == (status, "") and words in err and err.count("\n") == 1
+
+
+def test_a_model_by_name_and_what_its_run_costs(capsys):
+    asked = ["--model", "llama3-405b", "--gpus", "16384", "--batch", "2048", "--only", "pipeline=16"]
+    status, out, _ = run(capsys, *asked, "--tokens", "15.6e12", "--price", "2", "--json", "--top", "1")
+    found = json.loads(out)
+    cost, seconds = found["cost"], found["plans"][0]["seconds"]["total"]
+    hours = 15.6e12 / 2048 / 8192 * seconds * 16384 / 3600
+    assert status == 0 and found["model"]["parameters"] == planner.MODELS["llama3-405b"].n_parameters
+    assert cost["gpu_hours"] == pytest.approx(hours) and 20e6 < hours < 40e6  # 30.84 million, says its model card
+    assert cost["dollars"] == pytest.approx(2 * hours) and cost["kwh"] == pytest.approx(1.3 * hours)
+    assert cost["kg_co2"] == pytest.approx(0.4 * cost["kwh"])
+    _, out, _ = run(capsys, *asked, "--tokens", "15.6e12", "--top", "1")
+    assert "at 2.5 an hour" in out and "at 1300 W" in out and "at 0.4 kg a kWh" in out
+
+
+def test_a_config_a_context_and_experts(capsys, tmp_path):
+    file = tmp_path / "config.json"
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8, "vocab_size": 1000}
+    mixture = {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 2048, "hidden_act": "silu"}
+    file.write_text(json.dumps(sizes | mixture))
+    asked = ["--config", str(file), "--sequence", "16384", "--gpus", "16", "--context", "2", "--experts", "8"]
+    status, out, _ = run(capsys, *asked, "--json")
+    layouts = [one["layout"] for one in json.loads(out)["plans"]]
+    assert status == 0 and {(one["context"], one["expert"]) for one in layouts} == {(2, 8)}
+    assert "8 experts" in run(capsys, *asked)[1]
+
+
+def test_serving(capsys):
+    status, out, _ = run(capsys, "--model", "llama3-8b", "--gpus", "1", "--serve")
+    found = planner.serving(planner.MODELS["llama3-8b"], planner.Cluster(planner.H100))
+    assert status == 0 and f"{found.decode[1]:,.0f} tokens/s" in out and "predicted" in out
+    status, _, err = run(capsys, "--model", "deepseek-v3", "--gpus", "8", "--serve")
+    assert status == 2 and "do not fit on 8 H100" in err
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([], "give one of --model, --config, and --hidden"),
+        (["--hidden", "64"], "go together"),
+        (["--model", "gpt5"], "no model 'gpt5'"),
+        (["--model", "llama3-8b", "--config", "c.json"], "give one of"),
+        (["--config", "none.json"], "No such file"),
+        (["--model", "llama3-8b", "--tokens", "many"], "number of 0 or more"),
+    ],
+)
+def test_a_model_that_is_none(capsys, arguments, words):
+    status, out, err = run(capsys, "--gpus", "8", *arguments)
+    assert (status, out) == (2, "") and words in err and err.count("\n") == 1
 
 
 def test_a_card_of_ones_own(capsys, tmp_path):

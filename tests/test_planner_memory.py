@@ -76,10 +76,6 @@ def test_wrong_numbers_are_refused():
         planner.layer_activation_bytes(8, 1, 12, 6, tensor_parallel=4)
     with pytest.raises(ValueError, match="recomputation is"):
         planner.layer_activation_bytes(8, 1, 12, 6, recomputation="some")
-    with pytest.raises(ValueError, match="recomputation is"):
-        planner.llama_layer_activation_bytes(8, 1, 12, 6, 2, 16, recomputation="selective")
-    with pytest.raises(ValueError, match="sizes are"):
-        planner.llama_layer_activation_bytes(8, 1, 12, 6, 0, 16)
 
 
 # measured runs
@@ -174,11 +170,13 @@ def test_activations_of_a_measured_layer(b, s, d, h):
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_activations_of_a_measured_llama_layer(kv_heads):
-    """The CPU's RMSNorm is not fused: it keeps its input divided by the deviation as well."""
+    """Without fused kernels: both norms keep their input divided by the deviation as well, SwiGLU its activation, and
+    the attention's output is kept in the order of its kernel and in the next layer's."""
     config = LlamaConfig(vocab_size=8, width=128, heads=4, kv_heads=kv_heads, max_length=64)
     x = torch.randn(2, 64, 128, requires_grad=True)
-    sizes = (64, 2, 128, 4, kv_heads, config.hidden)
-    wanted = planner.llama_layer_activation_bytes(*sizes, bytes_per_element=4) + 2 * 4 * x.numel()
+    model = planner.GPT(128, 1, 4, 64, 8, kv_heads=kv_heads, ffn=config.hidden, gated=True)
+    unfused = 4 * (3 * x.numel() + 2 * 64 * config.hidden)
+    wanted = 2 * planner.layer_bytes(model, planner.Layout(micro_batch=2)) + unfused
     assert _kept_for_backward(LlamaBlock(config), x) == pytest.approx(wanted, rel=0.02)
 
 
@@ -189,7 +187,6 @@ def test_activations_of_a_measured_recomputed_layer():
     with held:
         y = checkpoint(block, x, use_reentrant=False)
     kept = held.live - y.numel() * 4 - measure.shard_bytes(block)
-    wanted = planner.llama_layer_activation_bytes(
-        64, 2, 128, 4, 4, config.hidden, bytes_per_element=4, recomputation="full"
-    )
+    model = planner.GPT(128, 1, 4, 64, 8, ffn=config.hidden, gated=True)
+    wanted = 2 * planner.layer_bytes(model, planner.Layout(micro_batch=2, recomputation="full"))
     assert kept == pytest.approx(wanted, rel=0.02)

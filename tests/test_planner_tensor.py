@@ -1,94 +1,100 @@
 """A layer cut over ranks: operations and volumes against published figures, times by hand."""
 
+import dataclasses
+
 import pytest
 
-from dlojz_tp import planner
+from dlojz_tp.planner import CARDS, GPT, H100, Cluster, Layout, layer_time
 
-FAST, SLOW = planner.Link(0, 450e9), planner.Link(0, 50e9)
-SIZES = {"sequence": 2048, "micro_batch": 1, "width": 8192, "heads": 64}
-NODE = {"ranks_per_node": 8, "inside": FAST, "between": SLOW, "flops_per_second": 400e12}
+MODEL = GPT(8192, 1, 64, 2048)
+CLUSTER = Cluster(H100, latency=0, products=0.4, links=1, traffic=0)
+SUM = 2 * 2048 * 8192  # bytes of an all-reduce
 
 
-def layer(t, **changes):
-    return planner.tensor_parallel_layer(**{**SIZES, **NODE, "tensor_parallel": t, **changes})
+def layer(t, overlap="none", cluster=CLUSTER):
+    return layer_time(MODEL, Layout(t, tensor_overlap=overlap), cluster)
 
 
 def test_operations_of_gpt3():
     """Narayanan et al. 2021, §5.1: 300 billion tokens on 1,024 A100 at 140 TFLOP/s, with recomputation: 34 days."""
-    with_recomputation = planner.layer_flops(2048, 1, 12288) * 4 / 3 / 2048
-    assert with_recomputation == pytest.approx(96 * 12288**2 * (1 + 2048 / (6 * 12288)))
-    days = 300e9 * 96 * with_recomputation / (1024 * 140e12) / 86400
+    model = GPT(12288, 96, 96)
+    days = 300e9 / 2048 * model.flops(1, forwards=2) / (1024 * 140e12) / 86400
     assert days == pytest.approx(34, abs=1)
-
-
-def test_operations_of_another_width():
-    tokens = 3 * 5
-    assert planner.layer_flops(5, 3, 4, ffn_width=7) == 3 * tokens * (2 * 4 * 16 + 2 * 2 * 5 * 4 + 2 * 2 * 4 * 7)
 
 
 @pytest.mark.parametrize("t", [1, 2, 4, 8])
 def test_volume_inside_a_node(t):
     """Narayanan et al. 2021, §3.2: 8 b·s·d (t−1)/t elements a layer and rank."""
-    elements = 8 * 2048 * 8192 * (t - 1) / t
-    got = layer(t, inside=planner.Link(0, 1e9))
-    assert got.communication == pytest.approx(2 * elements / 1e9)
-    assert got.compute == pytest.approx(planner.layer_flops(2048, 1, 8192) / t / 400e12)
-    assert got.total == got.compute + got.communication
+    slow = dataclasses.replace(CLUSTER, card=dataclasses.replace(H100, link=1e9, network=1e8))
+    assert layer(t, cluster=slow).tensor == pytest.approx(2 * 8 * 2048 * 8192 * (t - 1) / t / 1e9)
 
 
 def test_beyond_the_node():
-    size = 2 * 2048 * 8192
-    by_hand = 2 * 7 / 8 * size / 450e9 + 2 * (1 / 2) * size / 8 / 50e9
-    assert layer(16).communication == pytest.approx(4 * by_hand)
-    spread = layer(8, ranks_per_node=1)
-    assert spread.communication == pytest.approx(9 * layer(8).communication)  # a link nine times slower
-    assert layer(8, ranks_per_node=64).communication == layer(8).communication
+    by_hand = 2 * 7 / 8 * SUM / 450e9 + 2 * (1 / 2) * SUM / 8 / 50e9
+    assert layer(16).tensor == pytest.approx(4 * by_hand)
+    spread = layer(8, cluster=dataclasses.replace(CLUSTER, node=1))
+    assert spread.tensor == pytest.approx(9 * layer(8).tensor)  # a link nine times slower
 
 
 def test_the_share_grows_with_the_ranks():
-    shares = [layer(2**k).communication_share for k in range(7)]
+    shares = [layer(2**k).waiting for k in range(7)]
     assert shares[0] == 0 and shares == sorted(shares) and shares[-1] < 1
-    late = planner.Link(1e-5, 50e9)
-    assert layer(64, between=late).total > layer(64).total
 
 
 def test_backward_all_reduces_hide_behind_weight_gradients():
     """Megatron-LM: at t = 8 in a node both are longer than the all-reduce beside them; at 64 neither is."""
-    plain, beside = layer(8), layer(8, overlap="weight gradients")
-    assert (plain.hidden, beside.hidden) == (0, pytest.approx(plain.communication / 2))
-    assert (beside.compute, beside.communication) == (plain.compute, plain.communication)
-    assert beside.total == pytest.approx(plain.compute + plain.communication / 2)
-    far = layer(64, overlap="weight gradients")
-    products = (
-        2 * 2048 * 8192 * (3 * 8192 + 4 * 8192) / 64 / 400e12
-    )  # of query, key, value, and of the first feed-forward
-    assert far.hidden == pytest.approx(products) and far.hidden < far.communication / 2
+    assert layer(8, "weight gradients").tensor == pytest.approx(layer(8).tensor / 2)
+    products = 2 * 2048 * 8192 * (3 * 8192 + 4 * 8192) / 64 / CLUSTER.speed()  # of query, key, value; of the first ffn
+    assert layer(64, "weight gradients").tensor == pytest.approx(layer(64).tensor - products)
 
 
 def test_gathers_and_scatters_hide_behind_products():
     """Each of the 8 halves beside its product, in t pieces of which t − 1 travel while others are computed."""
-    t, d = 8, 8192
-    half = layer(t).communication / 8
-    products = [2 * 2048 * d * n * d / t / 400e12 for n in (3, 1, 4, 4)]
+    half = layer(8).tensor / 8
+    products = [2 * 2048 * 8192 * n * 8192 / 8 / CLUSTER.speed() for n in (3, 1, 4, 4)]
     by_hand = sum(2 * 7 * min(half / 7, product / 8) for product in products)
-    both = layer(t, overlap="products")
-    assert both.hidden == pytest.approx(by_hand)
-    assert both.communication_share < layer(t, overlap="weight gradients").communication_share
-    assert layer(1, overlap="products").total == layer(1).total
-    slow = layer(64, overlap="products", flops_per_second=1e9)  # computing takes for ever: all is hidden
-    assert slow.total == pytest.approx(slow.compute)
+    assert layer(8, "products").tensor == pytest.approx(layer(8).tensor - by_hand)
+    assert layer(1, "products").total == layer(1).total
+    endless = dataclasses.replace(CLUSTER, products=1e-6)  # computing takes for ever: all is hidden
+    assert layer(64, "products", endless).tensor == pytest.approx(0, abs=1e-12)
 
 
-def test_wrong_numbers_are_refused():
-    for wrong, words in (
-        ({"tensor_parallel": 3}, "3 ranks must divide 64 heads"),
-        ({"tensor_parallel": 0}, "0 ranks must divide"),
-        ({"ffn_width": 100, "tensor_parallel": 8}, "feed-forward width of 100"),
-        ({"heads": 60}, "heads divide 8192"),
-        ({"tensor_parallel": 16, "ranks_per_node": 6}, "do not fill nodes of 6"),
-        ({"flops_per_second": 0}, "above 0"),
-        ({"sequence": 0}, "sizes are 1 or more"),
-        ({"overlap": "all"}, "unknown overlap 'all'"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            layer(wrong.pop("tensor_parallel", 2), **wrong)
+def test_experts_send_tokens_once_to_each_rank_and_once_to_each_node():
+    model = GPT(1024, 2, 8, 4096, gated=True, ffn=2048, experts=64, top_k=8, expert_ffn=512)
+    near, far = Layout(data=8, expert=8), Layout(data=64, expert=64)
+    one = 4096 * 1024 * 2  # bytes of all tokens
+    ranks, nodes = (lambda n: n * (1 - (1 - 1 / n) ** 8)), 8 * (1 - (7 / 8) ** 8)
+    inside = 7 / 8 * one * ranks(8) / 450e9
+    assert layer_time(model, near, CLUSTER).expert == pytest.approx(2 * 2 * inside)
+    assert layer_time(model, far, CLUSTER).expert == pytest.approx(2 * 2 * 56 / 64 * one * nodes / 50e9)
+    assert layer_time(model, dataclasses.replace(near, expert=1), CLUSTER).expert == 0
+    hidden = dataclasses.replace(near, experts_overlap=True)
+    assert layer_time(model, hidden, CLUSTER).expert < layer_time(model, near, CLUSTER).expert
+
+
+def test_a_context_sends_keys_and_values():
+    """Forward once, backward with gradients; scores hide them once they take longer."""
+    model = GPT(4096, 2, 32, 65536, gated=True, kv_heads=8)
+    layout = Layout(context=8, overlap=False)
+    kv = 7 / 8 * 2 * 65536 * 8 * 2 * 128 / 450e9
+    assert layer_time(model, layout, CLUSTER).context == pytest.approx(3 * kv)
+    assert layer_time(model, dataclasses.replace(layout, overlap=True), CLUSTER).context == 0
+    alone = layer_time(model, Layout(), CLUSTER)
+    assert layer_time(model, layout, CLUSTER).compute == pytest.approx(alone.compute / 8)
+
+
+def test_causal_scores_cost_half_and_grow_with_the_square():
+    plain, fused = (layer_time(dataclasses.replace(MODEL, fused_attention=f), Layout(), CLUSTER) for f in (False, True))
+    scores = 4 * 2048**2 * 8192
+    linear = 24 * 2048 * 8192**2
+    assert plain.compute == pytest.approx(3 * (linear + scores) / CLUSTER.speed())
+    by_kernel = 3.5 * scores / 2 / CLUSTER.scores()
+    assert fused.compute == pytest.approx(3 * linear / CLUSTER.speed() + by_kernel)
+
+
+def test_float8_and_float4_compute_faster_where_there_are_such_tensor_cores():
+    blackwell = dataclasses.replace(CLUSTER, card=CARDS["B200"])
+    times = [layer_time(MODEL, Layout(precision=p), blackwell).compute for p in ("bfloat16", "float8", "float4")]
+    assert times == sorted(times, reverse=True)
+    with pytest.raises(ValueError, match="H100 has no Tensor Cores for float4"):
+        layer_time(MODEL, Layout(precision="float4"), CLUSTER)

@@ -12,29 +12,31 @@
 `on_ranks` runs one on several ranks with a card each; `each_on_ranks` runs several so, and says which have no model.
 Sizes are those of a real training: tensors have shapes alone, so that a step of ResNet-50 takes under a second here.
 
-    rates.py        how fast a card is: two constants a generation, the rest stated
+    rates.py        how fast a card is: a few constants a generation, the rest stated
     work.py         what an operation computes, reads and writes
     clock.py        the CPU starts, streams run, somebody waits; fused kernels
     messages.py     messages between ranks, whose clocks differ
     stand_ins.py    autocast, attention, torch.compile and values, in the place of torch's
     runs.py         what programs call, and what they get
-    published.py    published throughputs, which benchmarks/modelled_gpu.py compares with
+    rows.toml       published speeds with their sources; programs.py: what ran there; published.py: both together,
+                    for benchmarks/modelled_gpu.py
 
 The time of an operation is the longer of its operations and its bytes, each at the share of the data sheet's peak that
-programs reach, and 3 µs at least; the CPU starts one after the other. Products on Tensor Cores want sizes of 16 bytes,
-convolutions there want their channels last, or tensors are reordered. In a compiled function what stands between two
-products is one kernel: it reads each memory once and writes what others read. A collective or a message takes the time
-of the planner's formulas, in the queue of its group; it begins when all its ranks have come to it, and `wait()` makes
-the stream wait, not the CPU.
+programs reach, and 3 µs at least; the CPU starts one after the other. Casts, broadcasting and transposed tensors get
+less of the bandwidth. Products on Tensor Cores want rows of 16 bytes, convolutions there want their channels last, or
+tensors are reordered. In a compiled function what stands between two products is one kernel: it reads each memory once
+and writes what others read; products of odd sizes are padded. A collective or a message takes the time of the planner's
+formulas, in the queue of its group; it begins when all its ranks have come to it, and `wait()` makes the stream wait,
+not the CPU.
 
 What it does not know:
-- that cards slow down under load, and beside a message; that two groups share a link;
-- DistributedDataParallel, fully_shard and DTensor (C++ reads their tensors, or no process group is asked); objects that
-  are sent (they are values);
+- that cards slow down under load (those of 250 W most), and beside a message; that two groups share a link;
+- libraries of other years than the rows'; grouped convolutions in TF32 take longer than here;
+- what messages of DTensor take (no process group is asked), nor those of objects (they are values, and travel);
 - caches: each operation reads from the memory of the card; waves of tiles: a small product is as good as a large one;
 - of a compiled function: what compiling takes, the first step, graph breaks;
 - the time of the program's Python on the CPU, but for a constant an operation, and of its own data loading (`Loading`);
-- branches on values: what is read back is 0, and a mask keeps all.
+- branches on values: a floating-point number that is read back is 1, an integer is 0, and a mask keeps all.
 """
 
 from dlojz_tp.modelled_gpu.clock import Clock, Span

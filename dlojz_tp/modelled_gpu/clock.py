@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import torch
 
+from dlojz_tp.judging.pretend_gpu.memory import META, block, in_kernel, real_device, tensors
 from dlojz_tp.modelled_gpu import rates as rated
 from dlojz_tp.modelled_gpu import stand_ins
 from dlojz_tp.modelled_gpu.messages import Messages
-from dlojz_tp.modelled_gpu.work import NO_KERNEL, ONLY_WRITTEN, last, nbytes, work
-from dlojz_tp.planner.steps import Cluster
-from dlojz_tp.pretend_gpu.memory import META, block, in_kernel, real_device, tensors
+from dlojz_tp.modelled_gpu.work import COPIED_FIRST, NO_KERNEL, ONLY_WRITTEN, last, nbytes, work
+from dlojz_tp.planner.cluster import Cluster
 
 SMALL = 1024  # numbers: smaller tensors of the CPU keep their values
 
@@ -32,6 +32,13 @@ class Span(NamedTuple):
     end: float
 
 
+class Compiled(NamedTuple):
+    """How a function was compiled: graph: replayed as a CUDA graph. pads: products of odd sizes are padded."""
+
+    graph: bool
+    pads: bool = True
+
+
 class Clock:
     """host: the CPU's time (seconds). spans: all that was done. cluster: where the ranks are, if there are several."""
 
@@ -41,8 +48,8 @@ class Clock:
         self.label = f"modelled, {rates.card.name}"
         self.ends: dict = {}  # stream: when its operations up to each number are done
         self.buses: dict = {}  # way of a copy: when its engine is free
-        self.regions: list[tuple] = []  # of autograd's nodes made in compiled functions: (first, after the last, graph)
-        self.inside: list[bool] = []  # compiled functions that run now: whether a CUDA graph
+        self.regions: list[tuple] = []  # of autograd's nodes made in compiled functions: (first, after the last, which)
+        self.inside: list[Compiled] = []  # compiled functions that run now
         self.group = None  # operations that wait to be fused
         self.messages = Messages(cluster, self._message_done) if cluster is not None else None
         self.groups: dict = {}  # stream of a group: its name
@@ -96,26 +103,39 @@ class Clock:
         name = func._schema.name.partition("::")[2]
         if name in NO_KERNEL or func.namespace == "profiler":
             return
-        found, graph = work(func, name, args, kwargs, out), self._compiled()
+        found, compiled = work(func, name, args, kwargs, out), self._compiled()
         extern = found.flops > 0
-        if graph is not None and not extern:
+        if compiled and not extern:
             if self.group is None or self.group.mark[0] is not mark[0]:
                 self.flush()
-                self.group = Group(graph)
+                self.group = Group(compiled.graph)
             self.group.add(self, mark, name, found)
             return
         self.flush()
-        if graph is not None:
-            launch = 0.0 if graph else rated.COMPILED_LAUNCH
+        if compiled:
+            launch = 0.0 if compiled.graph else rated.COMPILED_LAUNCH
         else:
             more = max((len(a) for a in args if isinstance(a, list | tuple)), default=0)
-            launch = self.rates.launch + (rated.ONE_OF_LIST * more if name.startswith("_foreach") else 0)
+            inner = name == "_to_copy" or torch._C._current_autograd_node() is not None
+            launch = self.rates.launch * (rated.INNER if inner else 1)
+            launch += rated.ONE_OF_LIST * more if name.startswith("_foreach") else 0
         moved = sum(self.read(x, size, None) for x, size in found.reads) + sum(nbytes(x) for x in found.writes)
-        seconds = self.rates.traffic(moved + found.again)
+        moved += moved * (name in COPIED_FIRST and not compiled)
+        share = rated.STRIDED if found.strided else rated.DEPTHWISE if found.depthwise else rated.TRAFFIC
+        seconds = self.rates.traffic(moved + found.again, share)
         if extern:
-            seconds = max(seconds, self.rates.product(found.flops, found.dtype, found.conv))
-            if found.reordered and self._tensor_cores(found):
-                seconds += self.rates.traffic(found.reordered)
+            tensor_cores = self._tensor_cores(found)
+            padded = found.fits < 1 and tensor_cores and compiled and compiled.pads
+            small = self.rates.small if found.smallest and tensor_cores else 0
+            share = found.smallest / (found.smallest + small) if small else 1.0
+            share *= found.fits if tensor_cores and not padded else 1.0
+            if found.attention:
+                share = self.rates.attention / self.rates.products
+            seconds = max(seconds, self.rates.product(found.flops, found.dtype, found.conv) / share)
+            seconds += self.rates.traffic(2 * moved) if padded else 0.0
+            if found.conv and found.last != tensor_cores:
+                half = found.dtype.itemsize < 4
+                seconds += self.rates.traffic(found.reordered, self.rates.reordered if half else rated.TRAFFIC)
         self.run(mark, name, max(seconds, rated.KERNEL), launch)
 
     def copied(self, mark, way: str, size: int, pinned: bool) -> None:
@@ -155,24 +175,26 @@ class Clock:
         self.spans.clear()
 
     def _tensor_cores(self, found) -> bool:
-        if found.dtype in (torch.float16, torch.bfloat16):
-            return True
-        return self.rates.tf32(conv=True)
+        return found.dtype in (torch.float16, torch.bfloat16) or self.rates.tf32(found.conv)
 
     # ---- compiled functions
     @contextlib.contextmanager
-    def compiled(self, graph: bool):
-        """Inside, operations are fused, and so are those of the backward pass of what is made inside."""
-        first, self.host = torch.autograd._get_sequence_nr(), self.host + rated.CALL + (rated.REPLAY if graph else 0)
-        self.inside.append(graph)
+    def compiled(self, how: tuple[bool, bool]):
+        """Inside, operations are fused, and so are those of the backward pass of what is made inside; see Compiled."""
+        how = Compiled(*how)
+        first, self.host = (
+            torch.autograd._get_sequence_nr(),
+            self.host + rated.CALL + (rated.REPLAY if how.graph else 0),
+        )
+        self.inside.append(how)
         try:
             yield
         finally:
             self.inside.pop()
-            self.regions.append((first, torch.autograd._get_sequence_nr(), graph))
+            self.regions.append((first, torch.autograd._get_sequence_nr(), how))
 
-    def _compiled(self) -> bool | None:
-        """Whether what runs now is replayed as a CUDA graph; None where it is not compiled."""
+    def _compiled(self) -> Compiled | None:
+        """How what runs now is compiled; None where it is not."""
         node = torch._C._current_autograd_node()
         if node is None:
             return self.inside[-1] if self.inside else None

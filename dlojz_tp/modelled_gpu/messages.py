@@ -6,27 +6,25 @@ batch_isend_irecv together, and each once all its ranks have come to it.
 """
 
 import json
-from functools import partial
+from collections import Counter
 from typing import NamedTuple
 
 import torch.distributed as dist
 
-from dlojz_tp.planner.collectives import all_reduce, broadcast, reduce_scatter
-from dlojz_tp.planner.steps import Cluster
+from dlojz_tp.planner.cluster import Cluster
 
-REDUCE = partial(all_reduce, algorithm="best")
-# all others move what a reduce-scatter does, an all-gather and an all-to-all among them
-FORMULAS = {
-    "allreduce": REDUCE, "allreduce_coalesced": REDUCE, "barrier": REDUCE, "broadcast": broadcast, "reduce": broadcast,
+# the planner's name for a kind; all others move what a reduce-scatter does, an all-gather among them
+KINDS = {
+    "allreduce": "all_reduce", "allreduce_coalesced": "all_reduce", "barrier": "all_reduce", "broadcast": "broadcast",
+    "reduce": "broadcast", "send": "send", "recv": "send", "alltoall": "all_to_all", "alltoall_base": "all_to_all",
 }  # fmt: skip
 
 
 def seconds(kind: str, nbytes: int, ranks: tuple, cluster: Cluster) -> float:
     """Seconds of a message between these ranks by the planner's formulas; nbytes: of the whole tensor."""
-    link = cluster.inside(len(ranks)) if len({rank // cluster.node for rank in ranks}) == 1 else cluster.between
-    if kind in ("send", "recv"):
-        return link.latency + nbytes / link.bandwidth
-    return FORMULAS.get(kind, reduce_scatter)(nbytes, len(ranks), link)
+    in_node = Counter(rank // cluster.node for rank in ranks)
+    together = min(in_node.values()) if len(set(in_node.values())) == 1 else 1
+    return cluster.collective(KINDS.get(kind, "reduce_scatter"), nbytes, len(ranks), together)
 
 
 class Said(NamedTuple):

@@ -10,12 +10,12 @@ import torch.distributed as dist
 from torch.fx.experimental import _config as shapes
 
 from dlojz_tp import launch, measure
+from dlojz_tp.judging.pretend_gpu import pretend_gpu
 from dlojz_tp.launch import place
 from dlojz_tp.modelled_gpu.clock import Clock, Span
 from dlojz_tp.modelled_gpu.rates import rates
 from dlojz_tp.planner.cards import Card
-from dlojz_tp.planner.steps import Cluster
-from dlojz_tp.pretend_gpu import pretend_gpu
+from dlojz_tp.planner.cluster import Cluster
 from dlojz_tp.scale import brief
 
 NO_MODEL = "no model of it: "
@@ -121,6 +121,12 @@ def tried(model: Callable, *args, **kwargs) -> tuple:
         return model(*args, **kwargs), ""
     except (launch.RankError, launch.LaunchError, TypeError) as error:
         return None, f"{NO_MODEL}{str(error).splitlines()[0]}"
+
+
+def clock_of(card: str) -> Clock:
+    """The clock of this process in a rehearsal at full size."""
+    shapes.meta_nonzero_assume_all_nonzero = True  # a mask keeps all: what it is has no values
+    return Clock(rates(card), Cluster(rates(card).card) if dist.is_initialized() else None)
 
 
 def _in_rank(program, args, card, name, cluster=None):

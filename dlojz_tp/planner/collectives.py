@@ -92,12 +92,20 @@ def hierarchical_reduce_scatter(size: float, nodes: int, ranks_per_node: int, in
     return reduce_scatter(size, ranks_per_node, inside) + reduce_scatter(share, nodes, between)
 
 
-def hierarchical_all_gather(size: float, nodes: int, ranks_per_node: int, inside: Link, between: Link) -> float:
-    """Seconds of an all-gather over nodes whose result is `size` bytes: the messages of a reduce-scatter, backwards.
+def all_to_all(size: float, nodes: int, ranks_per_node: int, inside: Link, between: Link, copies: float = 0.0) -> float:
+    """Seconds of an all-to-all in which each rank sends 1/N of its `size` bytes to each of N ranks.
 
-    Source and errors: as for `hierarchical_reduce_scatter`.
+    What stays in the node goes over its links, the rest at the same time over the network: the slower way counts. Where
+    the same bytes go to several ranks of a node, the network carries them once: `copies` is how many nodes they go to
+    for each rank that they go to (0: one each).
+
+    Source: DeepSeek-AI 2024, "DeepSeek-V3 technical report", §3.2.2 (both ways at once, once to each node). Errors: as
+    for `reduce_scatter`.
     """
-    return hierarchical_reduce_scatter(size, nodes, ranks_per_node, inside, between)
+    ranks = _ranks(size, nodes * ranks_per_node)
+    near, far = (ranks_per_node - 1) / ranks, 1 - ranks_per_node / ranks
+    ways = ((near, inside), (far * (copies or 1), between))
+    return max((link.latency + part * size / link.bandwidth for part, link in ways if part), default=0.0)
 
 
 def _ranks(size: float, world_size: int) -> int:
