@@ -20,6 +20,7 @@ from dlojz_tp import launch
 from dlojz_tp.launch import client
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.usefixtures("small_servers")
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +31,8 @@ def nothing_is_left():
 
 
 def error_of(fn, n=4, timeout=60.0, within=30.0) -> launch.RankError:
-    launch.ranks(abs, -1, n=1)  # the server is warm from here on
+    if not client.get().launches:
+        launch.ranks(abs, -1, n=1)  # the server is warm from here on
     begin = time.monotonic()
     with pytest.raises(launch.RankError) as caught:
         launch.ranks(fn, n=n, timeout=timeout)
@@ -358,7 +360,7 @@ SLEEPER = """
 
 def start_script(tmp_path, source: str) -> subprocess.Popen:
     script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(source))
+    script.write_text("from tests import small_server\nsmall_server.use()\n" + textwrap.dedent(source))
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         [sys.executable, str(script)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -391,7 +393,7 @@ def test_a_script_without_a_main_guard_and_two_at_once(tmp_path):
     """
     parents = [start_script(tmp_path, source) for _ in range(2)]
     for parent in parents:
-        out, err = parent.communicate(timeout=60)
+        out, err = parent.communicate(timeout=200)
         assert (err, parent.returncode) == ("", 0)
         results, folder, mode = json.loads(out)
         assert results == [2.0**20] * 2

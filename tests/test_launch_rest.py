@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp import launch
+from dlojz_tp.judging.probes.ranks import on_ranks
 from dlojz_tp.launch import rest
 from dlojz_tp.launch.rest import STILL_S, asleep, closed, has_limits, only_a_rank_ends
 from dlojz_tp.launch.stacks import Frame
 from dlojz_tp.launch.started import Rank
-from dlojz_tp.probes.ranks import on_ranks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a thread does")
 OTHER = "/lib/torch/distributed/"
@@ -246,7 +246,7 @@ def test_words_for_a_limit_of_its_own(tmp_path):
         ([OTHER + "distributed_c10d.py init_process_group"], False),
         (["/lib/torch/_ops.py __call__", OTHER + "_functional_collectives.py wait_tensor"], True),
         (["work.wait()"], True),
-        ([rest.PACKAGE + "probes/withheld.py _wait", "work.wait()"], True),
+        ([rest.PACKAGE + "judging/probes/withheld.py _wait", "work.wait()"], True),
         (["time.sleep(9) or work.wait()"], False),
         (["store.wait(['key'])"], False),
         (["work.wait(timeout=limit)"], False),

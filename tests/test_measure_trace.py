@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dlojz_tp.checks.profiler.busy import WORK, _covered, _spans, _window
+from dlojz_tp.judging.checks.profiler.balise_5 import WORK, _covered, _spans, _window
 from dlojz_tp.measure.trace import generated
 
 

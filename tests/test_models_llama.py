@@ -280,3 +280,19 @@ def test_transformers_gives_the_same_scores_for_our_weights(changes):
         assert ours.std() > 0.1
         after = theirs(tokens[:, -1:], past_key_values=theirs(tokens[:, :-1], use_cache=True).past_key_values)
         torch.testing.assert_close(after.logits, ours[:, -1:], atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("product", ["eager", "grouped_mm"])
+def test_transformers_mixes_experts_with_our_weights(product):
+    pytest.importorskip("transformers")
+    from dlojz_tp.models.hugging_face import mixture_in_transformers
+
+    torch.manual_seed(0)
+    router, up, down = torch.randn(6, 16), torch.randn(6, 16, 8), torch.randn(6, 4, 16)
+    x = torch.randn(2, 5, 16)
+    gates, chosen = (x @ router.T).softmax(-1).topk(2)
+    gate, value = torch.einsum("bsd,edf->bsef", x, up).chunk(2, -1)
+    every = torch.einsum("bsef,efd->bsed", torch.nn.functional.silu(gate) * value, down)
+    mine = every.gather(2, chosen[..., None].expand(-1, -1, -1, 16))
+    due = (mine * (gates / gates.sum(-1, keepdim=True))[..., None]).sum(2)
+    torch.testing.assert_close(mixture_in_transformers(router, up, down, 2, product)(x), due, rtol=1e-4, atol=1e-4)

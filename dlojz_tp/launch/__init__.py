@@ -34,6 +34,12 @@ a second. The files, in the order of one launch:
     stacks.py   where a hung rank stands
     errors.py   the one error to show, root cause first
 
+Ranks can also stay, and keep their variables between cells: `%%ranks 4` in a notebook, `launch.stay(4)` elsewhere:
+
+    staying.py  their parent's side
+    living.py   what such a rank does
+    magic.py    the cell magic
+
 A job does the same on several nodes of a Slurm machine, or here where there is no Slurm, and outlives the notebook:
 
     job = launch.job(mean_rank, nodes=2, ranks_per_node=4, minutes=10)
@@ -52,8 +58,9 @@ from dlojz_tp.launch.jobs.options import JobError
 from dlojz_tp.launch.lanes import lane
 from dlojz_tp.launch.place import backend, device
 from dlojz_tp.launch.run import ranks, worlds
+from dlojz_tp.launch.staying import stay
 
 __all__ = [
     "Job", "JobError", "LaunchError", "RankError", "backend", "device", "job", "lane", "last_job", "queue", "ranks",
-    "warm", "worlds",
+    "stay", "warm", "worlds",
 ]  # fmt: skip

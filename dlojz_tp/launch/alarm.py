@@ -12,7 +12,7 @@ class Overdue(BaseException):
 
 
 @contextlib.contextmanager
-def at_most(seconds: float, of_processor: bool = False, over: Callable[[], bool] = lambda: True):
+def deadline(seconds: float, of_processor: bool = False, over: Callable[[], bool] = lambda: True):
     """Raise Overdue after `seconds` of the block. Only the main thread can be woken so; others run without.
 
     Arguments: seconds; of_processor, whether they are this process's processor time, so that a busy machine takes none;

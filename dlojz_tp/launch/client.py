@@ -19,7 +19,7 @@ from pathlib import Path
 from dlojz_tp.launch import proc
 from dlojz_tp.launch.errors import LaunchError
 from dlojz_tp.launch.place import INSIDE
-from dlojz_tp.launch.server import PRELOAD_FAMILIES, PRELOAD_IF_USED
+from dlojz_tp.launch.server import PRELOAD_ALL, PRELOAD_IF_USED
 from dlojz_tp.works import temporary
 
 # The server takes the parent's import path, and never its __main__: a script without a guard must not run twice.
@@ -83,6 +83,7 @@ class Server:
     sock: socket.socket
     folder: Path
     launches: int = 0
+    modules: tuple[str, ...] = ()  # what `warm` has asked it for
     unread: bytearray = field(default_factory=bytearray)
 
 
@@ -92,7 +93,9 @@ class ServerGone(LaunchError):
 
 lock = threading.Lock()  # one launch at a time; a second thread waits its turn
 _starting = threading.Lock()
-_server: Server | None = None
+_server: Server | None = None  # of launches
+_taken: list[Server] = []  # of ranks that stay, or did
+_spare: list[Server] = []  # of them, those that have no ranks now
 
 
 def warm(*modules: str) -> None:
@@ -106,12 +109,13 @@ def warm(*modules: str) -> None:
     with contextlib.suppress(LaunchError):  # the launch will say why
         server = get()
         if modules:
+            server.modules = modules
             ask(server, {"do": "import", "modules": [*used(), *modules]})
 
 
 def used() -> list[str]:
     """What the fork server should import too: modules that this process has and ranks are likely to need."""
-    below = sorted(name for name in list(sys.modules) if name.rpartition(".")[0] in PRELOAD_FAMILIES)
+    below = sorted(name for name in list(sys.modules) if name.startswith(PRELOAD_ALL))
     return [name for name in PRELOAD_IF_USED if name in sys.modules] + below
 
 
@@ -152,13 +156,51 @@ def _cannot_start(error: OSError) -> LaunchError:
     return LaunchError(f"the ranks cannot be started ({error.strerror or error}): {todo}")
 
 
-def close() -> None:
-    """End the server and all its ranks; the next launch starts a new one."""
+def take() -> Server:
+    """Return a running server for ranks that stay; launches get another one. End with `give_back` or `close`."""
+    global _server
+    while _spare:
+        server = _spare.pop()
+        if server.process.poll() is None:
+            return server
+        close(server)
+    with lock:
+        server = get()
+        with _starting:
+            _server = None
+            _taken.append(server)
+    return server
+
+
+def give_back(server: Server) -> None:
+    """Keep a server without ranks for whatever needs one next."""
+    global _server
+    if server not in _taken:
+        return  # it was closed meanwhile
+    with _starting:
+        if _server is None:
+            _taken.remove(server)
+            _server = server
+        else:
+            _spare.append(server)
+
+
+def close(server: Server | None = None) -> None:
+    """End a server, that of launches if none is named, and all its ranks; whatever needs one starts a new one."""
     global _server
     with _starting:
-        server, _server = _server, None  # first of all: whatever interrupts this, nobody asks a server that goes
+        server = server or _server
+        # first of all: whatever interrupts this, nobody asks a server that goes
+        _server = None if server is _server else _server
+        for servers in (_taken, _spare):
+            servers[:] = [other for other in servers if other is not server]
         if server is not None:
             _drop(server)
+
+
+def _close_all() -> None:
+    for server in [*_taken, _server]:
+        close(server)
 
 
 def _start() -> Server:
@@ -251,11 +293,13 @@ def _forget() -> None:
     # In a fork of the parent (a DataLoader worker, say) the server belongs to the parent.
     global _server, lock, _starting
     lock, _starting = threading.Lock(), threading.Lock()
-    if _server is not None:
-        _server.sock.close()
-        _server.process.returncode = 0  # not this process's child: nothing to wait for
-        _server = None
+    for server in filter(None, [*_taken, _server]):
+        server.sock.close()
+        server.process.returncode = 0  # not this process's child: nothing to wait for
+    _server = None
+    _taken.clear()
+    _spare.clear()
 
 
-atexit.register(close)
+atexit.register(_close_all)
 os.register_at_fork(after_in_child=_forget)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pickle
 import selectors
+import signal
 import socket
 import sys
 import time
@@ -26,23 +27,24 @@ QUIET_S = 20.0  # without a byte of a result that is being packed and sent
 SLOWEST = 1e6  # bytes a second of one that is on its way, on a busy machine
 MOST_PRINTED = 1 << 24  # bytes of a rank that are shown; in a notebook, which they make unusable, a sixteenth of it
 CHUNK = 1 << 20
+MORE = b"m"  # for a rank that has sent a part
 
 
-def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float) -> Iterator[tuple[int, bytes]]:
+def watch(
+    ranks: list[Rank], server: client.Server, folder: Path, timeout: float, before: dict | None = None
+) -> Iterator[tuple[int, bytes]]:
     """Listen until every rank has returned. Yields (rank, pickled part) as they come.
 
     Arguments: ranks; server, their fork server; folder, the launch's own; timeout, seconds from when all are up, and
-    more where a busy machine keeps them from running (see patience.py), and less in a deadlock (see rest.py).
+    more where a busy machine keeps them from running (see patience.py), and less in a deadlock (see rest.py);
+    before, what ranks that stay have had of the machine until now (see patience.shares).
     Errors: RankError, BaliseNotDone (see errors.root_cause); LaunchError where the machine is to blame.
     """
     notice = starting.Notice(wanted=server.launches == 1)
     with client.one_line():
         selector = selectors.DefaultSelector()
     with selector, contextlib.closing(notice):
-        selector.register(server.sock, selectors.EVENT_READ, lambda: _news(ranks, server, folder))
-        for r in ranks:
-            selector.register(r.conn, selectors.EVENT_READ, lambda r=r: listen(r) or selector.unregister(r.conn))
-            selector.register(r.out, selectors.EVENT_READ, lambda r=r: echo(r) or selector.unregister(r.out))
+        _register(selector, ranks, server, folder)
         all_up, began, looked, watched = False, time.monotonic(), time.monotonic(), None
         limit = began + START_LIMIT_S
         while not all(r.done for r in ranks):
@@ -59,7 +61,7 @@ def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float
                 at_work = {r.pid: not r.done for r in ranks} if all_up else _starting(server)
                 spent, given = time.monotonic() - began, timeout if all_up else START_LIMIT_S
                 sending = _sending(ranks) if all_up else 0.0
-                left = sending or patience.more_time(at_work, spent, given)
+                left = sending or patience.more_time(at_work, spent, given, before)
                 if left and not sending and spent >= patience.MOST * given:
                     raise errors.starved(ranks, spent, given) if all_up else errors.unready(ranks, spent)
                 limit = time.monotonic() + left
@@ -86,6 +88,8 @@ def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float
             for r in ranks:
                 while r.parts:
                     yield r.rank, r.parts.pop(0)
+                    with contextlib.suppress(OSError):  # it may have ended meanwhile
+                        r.conn.send(MORE)  # it waits for this: see rank.send_part
             paused = time.monotonic() - paused  # what the caller does meanwhile is not the ranks' time
             began, limit = began + paused, limit + paused
     if any(r.failed for r in ranks):
@@ -98,6 +102,28 @@ def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float
         if stopped := errors.from_outside(ranks):
             raise stopped
         raise errors.hung(ranks, _dump_stacks([r for r in ranks if not r.done], server, folder), timeout)
+
+
+def _register(selector: selectors.BaseSelector, ranks: list[Rank], server: client.Server, folder: Path) -> None:
+    """Have what comes from the ranks and of them read."""
+    selector.register(server.sock, selectors.EVENT_READ, lambda: _news(ranks, server, folder))
+    for r in ranks:
+        selector.register(r.conn, selectors.EVENT_READ, lambda r=r: listen(r) or selector.unregister(r.conn))
+        selector.register(r.out, selectors.EVENT_READ, lambda r=r: echo(r) or selector.unregister(r.out))
+
+
+def settle(ranks: list[Rank], server: client.Server, folder: Path, seconds: float) -> bool:
+    """Interrupt the ranks that are not through, and listen for `seconds`. Whether all live, and wait for work."""
+    late = [r.rank for r in ranks if not r.done]
+    if late:
+        client.ask(server, {"do": "signal", "ranks": late, "number": int(signal.SIGINT)})
+    limit = time.monotonic() + seconds
+    with selectors.DefaultSelector() as selector:
+        _register(selector, ranks, server, folder)
+        while not all(r.done for r in ranks) and (left := limit - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                key.data()
+    return all(r.done and not r.gone for r in ranks)
 
 
 def _starting(server: client.Server) -> dict[int, bool]:
@@ -170,6 +196,7 @@ def _news(ranks: list[Rank], server: client.Server, folder: Path) -> None:
             raise client.ServerGone(news["failed"])
         if "ended" in news:
             r = ranks[news["ended"]]
+            r.gone = True
             while listen(r) and _readable(r.conn):  # its last message may still be on the way
                 pass
             if not r.done:
@@ -220,12 +247,29 @@ def echo(r: Rank) -> bool:
         chunk += f"\n... (this rank has printed {most >> 20} MiB: the rest is left out)\n".encode()
     r.unprinted += chunk
     end = r.unprinted.rfind(b"\n") + 1
-    if not chunk and r.unprinted:  # a last line without an end
+    _print(r, end)
+    if not chunk:
+        _print_rest(r)
+    return bool(chunk)
+
+
+def drain(r: Rank) -> None:
+    """Print all that a rank which waits for work has written."""
+    while echo(r):
+        pass
+    _print_rest(r)
+    r.printed = 0
+
+
+def _print_rest(r: Rank) -> None:
+    if r.unprinted:  # a last line without an end
         r.unprinted += b"\n"
-        end = len(r.unprinted)
+        _print(r, len(r.unprinted))
+
+
+def _print(r: Rank, end: int) -> None:
     if end:
         lines = r.label + bytes(r.unprinted[: end - 1]).replace(b"\n", b"\n" + r.label) + b"\n"
         del r.unprinted[:end]
         sys.stdout.write(lines.decode(errors="replace"))
         sys.stdout.flush()
-    return bool(chunk)

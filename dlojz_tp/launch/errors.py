@@ -29,7 +29,7 @@ class LaunchError(RuntimeError):
     todo = "`python -m dlojz_tp doctor` says what this machine lacks."  # if it happens again
 
     def _render_traceback_(self):
-        return [f"{type(self).__name__}: {self}"]
+        return _shown(self)
 
 
 class TooBusy(LaunchError):
@@ -112,7 +112,11 @@ class RankError(Exception):
 
     def _render_traceback_(self):
         # IPython shows this instead of the frames of the launcher, which say nothing to the user.
-        return [f"RankError: {self}"]
+        return _shown(self)
+
+
+def _shown(error: Exception) -> list[str]:
+    return ["\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])]
 
 
 def name_ranks(numbers: list[int]) -> str:

@@ -6,7 +6,7 @@ import signal
 import threading
 
 from dlojz_tp.launch import busy
-from dlojz_tp.launch.alarm import Overdue, at_most
+from dlojz_tp.launch.alarm import Overdue, deadline
 
 SLOWEST = 50e6  # bytes a second of a large value, on a busy machine
 CAUSE_S = 2.0  # for an exception that travels itself: its text is there anyway
@@ -31,7 +31,7 @@ def load(source, seconds: float):
     if listens:
         signal.signal(signal.SIGINT, lambda *args: (pressed.append(args), before(*args)))
     try:
-        with at_most(seconds, over=functools.partial(busy.Clock().passed, seconds)):
+        with deadline(seconds, over=functools.partial(busy.Clock().passed, seconds)):
             return pickle.load(source) if hasattr(source, "read") else pickle.loads(source)
     except Overdue:
         raise Unloadable(f"does not load within {seconds:.0f} s") from None

@@ -27,12 +27,17 @@ class Share:
     wants: bool = False
 
 
-def more_time(pids: dict[int, bool], spent: float, given: float) -> float:
+def more_time(pids: dict[int, bool], spent: float, given: float, before: dict[int, "Share"] | None = None) -> float:
     """Seconds that the ranks may go on; 0 where they have had their time.
 
     pids: process of each rank -> whether it is still at work. spent: seconds since it began. given: what they have.
+    before: their shares when it began, where they lived then.
     """
     found = shares(pids)
+    for pid, share in (before or {}).items():
+        if pid in found:
+            found[pid].used -= share.used
+            found[pid].waited -= share.waited
     if not found:  # no Linux: the load of the last minute has to do
         return max(0.0, given * busy.load() - spent)
     working = [share for pid, share in found.items() if pids[pid]]

@@ -40,13 +40,23 @@ class Unsendable(Exception):
     """A value cannot be pickled; args: it, and the error."""
 
 
+def parent() -> socket.socket:
+    """On a rank: the socket to the process that asked for it."""
+    return _parent
+
+
 def send_part(value) -> None:
-    """On a rank: send a value to the caller of `run.in_parts` at once. Errors: Unsendable, which is for `_run`."""
+    """On a rank: send a value to the caller of `run.in_parts` at once, and go on when the caller wants more.
+
+    So a caller that ends with this value pays nothing for what the rank would do next. It may take its time over the
+    value: the deadline stands still meanwhile. Errors: Unsendable, which is for `_run`.
+    """
     try:
         data = wire.pack(value)
     except Exception as error:
         raise Unsendable(value, error) from error
     wire.send(_parent, wire.PART, data)
+    _parent.recv(1)
 
 
 @contextlib.contextmanager
@@ -94,10 +104,12 @@ def _run(rank: int, request: dict, folder: Path, conn: socket.socket) -> tuple[b
         _join(rank, request, folder)
         _tell_limits(request["timeout"])
         wire.send(conn, wire.UP, str(os.getpid()).encode())
+        place.pretend(request["backend"])
         doing = ""
         value = fn(*args, **kwargs)
         if request["backend"] == "nccl":
             torch.cuda.synchronize()  # an error of the GPU shows here, not when the result is copied
+        place.leave()
     except Unsendable as error:
         return wire.FAILED, pickle.dumps(unsendable(*error.args))
     except BaseException as error:
@@ -224,7 +236,7 @@ def adopt(world: dict) -> None:
 
 
 def _join(rank: int, request: dict, folder: Path) -> None:
-    n, backend = request["n"], request["backend"]
+    n, backend = request["n"], place.joins(request["backend"])
     gpu = None
     if backend == "nccl":
         gpu = place.device()

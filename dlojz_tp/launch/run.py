@@ -43,19 +43,21 @@ def ranks(fn, *args, n: int = 2, timeout: float = 30, **kwargs) -> list:
         else ended one; TypeError when `fn` or an argument cannot be sent; ValueError
         for a wrong `n` or `timeout`; RuntimeError inside a rank.
     """
-    n = _count(n, "n")
-    task = _task(fn, args, kwargs, timeout)
+    n = count(n, "n")
+    task = check_task(fn, args, kwargs, timeout)
     return _all(_launch(task, n, place.backend(n), timeout, label="rank {rank}"))
 
 
 def in_parts(fn, *args, n: int = 2, timeout: float = 30) -> Iterator[tuple[int, object]]:
     """As `ranks`, but what a rank sends with `rank.send_part` is handed over at once: yields (rank, value).
 
-    Who stops to listen ends the ranks: a loop that is left early, or `close()`. No other launch may begin before.
+    The rank goes on once the next one is asked for.
+    A caller that stops listening, by leaving the loop early or by `close()`, ends the ranks. No other launch may begin
+    before.
     """
-    task = _task(fn, args, {}, timeout)
+    task = check_task(fn, args, {}, timeout)
     for rank, part in _launch(task, n, place.backend(n), timeout, label="rank {rank}"):
-        yield rank, _loaded(rank, n, part, timeout, "sent")
+        yield rank, loaded(rank, n, part, timeout, "sent")
 
 
 def worlds(fn, *args, sizes=(1, 2, 3, 4), timeout: float = 30, **kwargs) -> dict[int, list]:
@@ -71,10 +73,10 @@ def worlds(fn, *args, sizes=(1, 2, 3, 4), timeout: float = 30, **kwargs) -> dict
     Returns world size -> list of results in rank order.
     Errors: as for `ranks`; the first world size that fails ends it, and the error names it.
     """
-    sizes = [_count(n, "each of sizes") for n in sizes]
+    sizes = [count(n, "each of sizes") for n in sizes]
     if not sizes:
         raise ValueError("sizes must name at least one world size")
-    task = _task(fn, args, kwargs, timeout)
+    task = check_task(fn, args, kwargs, timeout)
     backend = place.backend(max(sizes))
     return {n: _all(_launch(task, n, backend, timeout, label=f"rank {{rank}} of {n}")) for n in sizes}
 
@@ -88,21 +90,28 @@ def _all(launched: Generator) -> list:
             return end.value
 
 
-def _count(n, name: str) -> int:
+def count(n, name: str) -> int:
+    """A number of ranks; ValueError where it is none, with the `name` of the argument."""
     with contextlib.suppress(TypeError):
         if not isinstance(n, bool) and 1 <= operator.index(n) <= MOST_RANKS:
             return operator.index(n)
     raise ValueError(f"{name} must be a whole number of ranks, from 1 to {MOST_RANKS}, not {n!r}")
 
 
-def _task(fn, args: tuple, kwargs: dict, timeout: float) -> memoryview:
+def check_task(fn, args: tuple, kwargs: dict, timeout: float) -> memoryview:
+    """Pickle a call; errors as of `ranks`."""
     if place.INSIDE in os.environ:
         raise RuntimeError("this code already runs on a rank: launch.ranks and launch.worlds cannot be nested")
     check_callable(fn)
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
-        raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
+    check_timeout(timeout)
     client.warm()  # a cold server starts while this process imports torch
     return packed(fn, args, kwargs)
+
+
+def check_timeout(timeout: float) -> None:
+    """Raise ValueError where these are no seconds."""
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
+        raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
 
 
 def check_callable(fn) -> None:
@@ -139,6 +148,21 @@ def _launch(task: memoryview, n: int, backend: str, timeout: float, label: str) 
 def _launch_on(server: client.Server, task: memoryview, n: int, backend: str, timeout: float, label: str) -> Generator:
     from dlojz_tp.launch import collect
 
+    with started(server, task, n, backend, timeout, label) as (members, folder):
+        yield from collect.watch(members, server, folder, timeout)
+        if backend == "nccl":
+            _let_leave(members)
+    return [_result(r, n, timeout) for r in members]
+
+
+@contextlib.contextmanager
+def started(server: client.Server, task: memoryview, n: int, backend: str, timeout: float, label: str):
+    """Inside, ranks that start with a pickled call; gives them, and the private folder of the launch.
+
+    label: what printed lines start with, {rank} in it. At the end nothing is left of them.
+    """
+    from dlojz_tp.launch import collect
+
     with client.one_line():
         folder = client.new_folder(server)
     members: list[collect.Rank] = []
@@ -160,12 +184,9 @@ def _launch_on(server: client.Server, task: memoryview, n: int, backend: str, ti
         try:
             client.ask(server, request, theirs)
             _close_all(theirs)
-            yield from collect.watch(members, server, folder, timeout)
-            if backend == "nccl":
-                _let_leave(members)
+            yield members, folder
         finally:
             _end(members, server)
-        return [_result(r, n, timeout) for r in members]
     finally:
         _close_all(theirs)
         for r in members:
@@ -228,7 +249,7 @@ def _end(members: list, server: client.Server) -> None:
     from dlojz_tp.launch import collect
 
     if proc.stopped(server.process.pid):
-        return client.close()  # it cannot answer; its ranks die with it
+        return client.close(server)  # it cannot answer; its ranks die with it
     try:
         client.ask(server, {"do": "kill"})
         while not any("done" in news for news in client.hear(server, END_LIMIT_S)):
@@ -237,15 +258,16 @@ def _end(members: list, server: client.Server) -> None:
             while collect.echo(r):
                 pass
     except BaseException:
-        client.close()  # a second interrupt, say: the server goes, and takes all ranks with it
+        client.close(server)  # a second interrupt, say: the server goes, and takes all ranks with it
         raise
 
 
 def _result(r, n: int, seconds: float):
-    return _loaded(r.rank, n, r.result, seconds, "returned")
+    return loaded(r.rank, n, r.result, seconds, "returned")
 
 
-def _loaded(rank: int, n: int, data: bytes, seconds: float, how: str):
+def loaded(rank: int, n: int, data: bytes, seconds: float, how: str):
+    """The value that a rank of `n` has sent; RankError where it does not load. how: "returned" or "sent"."""
     from dlojz_tp.launch.errors import RankError
 
     try:

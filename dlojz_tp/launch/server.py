@@ -37,7 +37,7 @@ PRELOAD = (
 )
 # Imported as soon as a parent that has them asks for ranks: once here instead of once a rank.
 PRELOAD_IF_USED = ("torchvision", "torchvision.transforms.v2", "torchvision.models", "matplotlib.pyplot")
-PRELOAD_FAMILIES = ("dlojz_tp", "dlojz_tp.checks", "dlojz_tp.probes")  # what is right below
+PRELOAD_ALL = "dlojz_tp."  # what such a name begins with
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 KILL_LIMIT_S = 5.0
@@ -66,7 +66,8 @@ def main(spec: dict) -> None:
     from torch.distributed.distributed_c10d import BackendConfig
 
     BackendConfig("gloo")  # torch looks for backends in the folders of all packages: once here instead of once a rank
-    importlib.import_module("torch._dynamo.trace_rules").clear_lru_cache()  # as each rank does, and all it frees costs
+    if rules := sys.modules.get("torch._dynamo.trace_rules"):
+        rules.clear_lru_cache()  # as each rank does, and all it frees costs
     gc.enable()  # off since the first import: see client.BOOT
     try:
         _serve(sock, parent)
@@ -114,9 +115,10 @@ def _serve(sock: socket.socket, parent: int) -> None:
 
 
 def _answer(request: dict, ranks: dict[int, int], sock: socket.socket, fds: list[int], own_fds: list[int]) -> None:
-    for name in request.get("modules", ()):
-        with contextlib.suppress(Exception):  # a rank that needs it will say what is wrong with it
-            importlib.import_module(name)
+    with _no_gpu():
+        for name in request.get("modules", ()):
+            with contextlib.suppress(Exception):  # a rank that needs it will say what is wrong with it
+                importlib.import_module(name)
     if request["do"] == "launch":
         gc.freeze()  # the collector of a rank then leaves the shared pages alone
         try:
@@ -134,6 +136,21 @@ def _answer(request: dict, ranks: dict[int, int], sock: socket.socket, fds: list
                 os.kill(pid, request["number"])
     elif request["do"] == "kill":
         _say(sock, {"done": _kill(ranks)})
+
+
+@contextlib.contextmanager
+def _no_gpu():
+    """Inside, torch finds no GPU. A module may compute as it is imported, and an optimizer's step asks for GPUs: CUDA
+    refuses to work in a fork of a process that has asked its driver."""
+    binding = importlib.import_module("torch._C")
+    count = getattr(binding, "_cuda_getDeviceCount", None)  # builds without CUDA have none
+    if count:
+        binding._cuda_getDeviceCount = lambda: 0
+    try:
+        yield
+    finally:
+        if count:
+            binding._cuda_getDeviceCount = count
 
 
 def _fork(rank: int, request: dict, fds: list[int], own_fds: list[int]) -> int:

@@ -43,7 +43,7 @@ class Stand:
     def __str__(self) -> str:
         if self.frame is None:
             return "at an unknown line"
-        where = f"line {self.frame.line} of {self.frame.name}"
+        where = f"line {self.frame.line} of {self.frame.name.replace('<module>', 'the cell')}"
         if text := source(self.frame):
             where += f": `{text if len(text) <= LONGEST_LINE else text[:LONGEST_LINE] + ' …'}`"
         return f"in {self.waits_in} ({where})" if self.waits_in else f"at {where}"

@@ -24,6 +24,7 @@ class Rank:
     heard_at: float = 0.0  # when its last bytes came
     sending_since: float = 0.0
     sent_bytes: int = 0  # since then
+    gone: bool = False  # its process has ended
     printed: int = 0  # bytes
     unread: bytearray = field(default_factory=bytearray)
     unprinted: bytearray = field(default_factory=bytearray)

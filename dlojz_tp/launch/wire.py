@@ -103,7 +103,7 @@ def pack(obj) -> memoryview:
     """Pickle any object by value; raises whatever the object's own pickling raises."""
     stream = io.BytesIO()
     _Pickler(stream, protocol=pickle.HIGHEST_PROTOCOL).dump(obj)
-    return stream.getbuffer()
+    return memoryview(stream.getvalue())  # no copy; a stream with a buffer given out complains when it is collected
 
 
 def culprit(obj, name: str, depth: int = 4) -> str | None:

@@ -121,6 +121,7 @@ def race(
     warmup: int = 3,
     device: torch.device | str | None = None,
     calls: int | None = None,
+    before: Callable[[], object] = lambda: None,
 ) -> Race:
     """Run candidates in turn, A B A B, so that what slows the machine down slows them all.
 
@@ -133,6 +134,7 @@ def race(
         warmup: rounds before, which do not count.
         device: where the work is done; ``None`` is the GPU if there is one.
         calls: calls in one turn; ``None`` takes enough for the fastest candidate to last a millisecond.
+        before: called before each turn that counts, and not timed; over ranks a barrier, so that all begin together.
 
     Returns:
         A ``Race``.
@@ -161,6 +163,7 @@ def race(
     with no_collector():
         for _ in range(repeats):
             for name, run in candidates.items():
+                before()
                 seconds[name].append(_turn(run, calls, device))
     return Race(seconds, calls, hardware(device), versions())
 

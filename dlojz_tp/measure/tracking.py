@@ -198,8 +198,6 @@ class Table:
         return notes
 
 
-
-
 def code_version() -> dict | None:
     """The git commit of the working folder, and whether all files that git follows are as it has them.
 

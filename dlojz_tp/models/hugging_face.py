@@ -56,3 +56,21 @@ def in_transformers(model: Llama) -> nn.Module:
         theirs = LlamaForCausalLM(config).to(where.device, where.dtype)
     theirs.load_state_dict(renamed(model.state_dict()))
     return theirs.eval()
+
+
+def mixture_in_transformers(router, up, down, k: int, product: str = "eager") -> nn.Module:
+    """The mixture block of Mixtral in transformers, with copies of these weights: x (b, s, d) to (b, s, d).
+
+    router (e, d); up (e, d, 2f): gate and up, side by side; down (e, f, d); k experts for each token. product: "eager",
+    a loop over experts, or "grouped_mm", which transformers prefers in whole models.
+    """
+    from transformers import MixtralConfig
+    from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+
+    experts, hidden, width = down.shape
+    sizes = {"hidden_size": width, "intermediate_size": hidden, "num_local_experts": experts, "num_experts_per_tok": k}
+    config = MixtralConfig(**sizes, experts_implementation=product)
+    block = MixtralSparseMoeBlock(config).to(router.device, router.dtype)
+    weights = {"gate.weight": router, "experts.gate_up_proj": up.mT, "experts.down_proj": down.mT}
+    block.load_state_dict(weights)
+    return block

@@ -9,7 +9,7 @@ from ._style import COLOURS, GREY, Chart, style
 
 TIMES = {
     "compute": "#0072B2", "elementwise": "#56B4E9", "tensor": "#CC79A7", "pipeline": "#882255", "bubble": "#DDDDDD",
-    "data": "#009E73", "update": "#D55E00",
+    "data": "#009E73", "update": "#D55E00", "context": "#E69F00", "expert": "#F0E442", "jitter": "#999999",
 }  # fmt: skip
 BYTES = {"optimizer": COLOURS["optimizer states"], "gathered": GREY} | {
     name: COLOURS[name] for name in ("parameters", "gradients", "activations")

@@ -1,5 +1,7 @@
 """Results measured on a real GPU, kept in `solutions/recorded/` and shown beside the trainee's own.
 
+DLOJZ_RECORDED is another folder for them, for a rehearsal.
+
 Modelled figures are there in modelled.json: the same everywhere, except for the rates at which 05 loads.
 """
 
@@ -7,14 +9,17 @@ import json
 import os
 from collections.abc import Callable
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from dlojz_tp import frameworks, measure
+from dlojz_tp.launch import place
 from dlojz_tp.works.source import SOLUTIONS
 
-FOLDER = SOLUTIONS / "recorded"
+MEASURED = SOLUTIONS / "recorded"  # what all notebooks show: never of a pretended GPU
+FOLDER = Path(os.environ.get("DLOJZ_RECORDED") or MEASURED)
 MODELLED = "modelled"
 
 
@@ -101,7 +106,12 @@ def note_modelled(work: str, card: str, value: dict) -> None:
 
 
 def _write(name: str, found: dict):
-    FOLDER.mkdir(exist_ok=True)
+    pretended = place.pretended() or found.get("device", "").startswith(place.NAME)
+    if pretended and FOLDER.resolve() == MEASURED.resolve():
+        raise measure.RecordError(
+            f"nothing of a pretended GPU is recorded in {MEASURED}: set DLOJZ_RECORDED to a folder"
+        )
+    FOLDER.mkdir(parents=True, exist_ok=True)
     (FOLDER / f"{name}.json").write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
 
 

@@ -38,7 +38,8 @@ class Setting:
 def setting() -> Setting:
     """The sizes of this machine's scale: those of a real training with a GPU, a few seconds on two cores without."""
     if scale() == "full":
-        return Setting("resnet50", 224, 128, workers=8, steps=40, warmup=10)
+        workers, warmup = (2, 1) if brief() else (8, 10)
+        return Setting("resnet50", 224, 128, workers, steps=40, warmup=warmup)
     return Setting("resnet18", 64, 32, workers=2, steps=12, warmup=1 if brief() else 3)
 
 

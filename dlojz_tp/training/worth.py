@@ -24,7 +24,7 @@ HEAD = ("step", "images", "a step", "images/s", "against the first", "memory")
 def here() -> str:
     """The name of this machine's card, if it can be modelled; else the H100."""
     found = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    return next((name for name in CARDS if name in found), "H100")
+    return max((name for name in CARDS if name in found), key=len, default="H100")
 
 
 class Mixed(torch.nn.Module):

@@ -24,6 +24,7 @@ from dlojz_tp.launch import client, collect, loading, patience, rank, rest, wire
 from dlojz_tp.works import temporary
 
 ROOT = Path(__file__).parent.parent.parent
+pytestmark = pytest.mark.usefixtures("small_servers")
 
 
 def test_a_stopped_server_is_found_and_replaced():
@@ -146,6 +147,7 @@ def test_a_result_that_raises_anything_when_it_is_loaded_is_unsendable(act):
 
 
 def test_stop_ends_the_loading_of_a_result():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what runs in the background
     threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         loading.load(pickle.dumps(Odd(for_ever)), 60)

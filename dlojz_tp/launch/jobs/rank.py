@@ -97,7 +97,8 @@ def _join(rank: int, folder: Path, facts: dict):
     gpu = torch.device("cuda", rank if here else local) if backend == "nccl" else None
     os.environ |= {place.INSIDE: "rank", place.DEVICE: str(gpu or "cpu")}
     _set_threads(per_node * (facts["nodes"] if here else 1))
-    if gpu is not None:
+    joins = place.joins(backend)
+    if joins == "nccl":
         torch.cuda.set_device(gpu)
     meet = timedelta(seconds=MEET_S)
     if here:
@@ -112,9 +113,11 @@ def _join(rank: int, folder: Path, facts: dict):
     store.wait([f"here-{r}" for r in range(n)], meet)
     patience = timedelta(seconds=facts["collective_timeout"])
     group_store = dist.PrefixStore("group", store)
-    join_group(backend, store=group_store, rank=rank, world_size=n, timeout=patience, device_id=gpu)
-    if backend == "nccl":
+    by_nccl = gpu if joins == "nccl" else None
+    join_group(joins, store=group_store, rank=rank, world_size=n, timeout=patience, device_id=by_nccl)
+    if joins == "nccl":
         lanes.open_lanes()
+    place.pretend(backend)
     return store
 
 
