@@ -1,0 +1,1 @@
+"""Answers to 18_long_sequences_and_experts, one file a balise."""
