@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch.cuda import is_available
 
 from dlojz_tp import launch
-from dlojz_tp.checking import close, describe, judge, nearest, pretended
-from dlojz_tp.checking.compare import apart
+from dlojz_tp.judging.checking import close, describe, mistake_of, pretended, verdict_of, verdicts
+from dlojz_tp.judging.checking.compare import side_by_side
+from dlojz_tp.judging.probes.gpus import on_one_gpu, watched
+from dlojz_tp.judging.probes.memory import attributes, held_bytes
+from dlojz_tp.judging.probes.traffic import Traffic, on_the_wire, sent, until, volume
 from dlojz_tp.launch import busy
-from dlojz_tp.probes.gpus import on_one_gpu, watched
-from dlojz_tp.probes.memory import attributes, held_bytes
-from dlojz_tp.probes.operations import Operations, copies, elements_read, syncs
-from dlojz_tp.probes.traffic import Traffic, on_the_wire, sent, until, volume
+from dlojz_tp.measure.operations import Operations, copies, elements_read, syncs
 from dlojz_tp.works.balise import BaliseNotDone, todo
 
 
@@ -36,7 +36,7 @@ def test_an_unfinished_balise_in_anothers_error_is_not_done(cause):
         except BaliseNotDone as missing:
             raise RuntimeError("backend='eager' raised:") from (missing if cause else None)
 
-    found = judge(check, (todo,), number=4, title="Try", hints={})
+    found = verdict_of(check, (todo,), number=4, title="Try", hints={})
     assert found.verdict == "not done" and "balise 4 is not done yet" in found.hint
 
 
@@ -50,15 +50,16 @@ def test_close_knows_dtypes_shapes_and_nests():
 
 def test_nearest_names_the_mistake():
     known = {"half": 0.5, "double": lambda: 2.0}
-    assert nearest(2.0, known, "other") == "double" and nearest(3.0, known, "other") == "other"
+    assert mistake_of(2.0, known, "other") == "double" and mistake_of(3.0, known, "other") == "other"
 
 
 def test_apart_shows_where_large_tensors_differ():
     due, got = torch.zeros(3, 5), torch.zeros(3, 5)
     due[0, 0] = got[0, 0] = 1.0
     got[2, 1] = 0.5
-    assert describe(due) == describe(got) and apart(due, got) == ("0 at [2, 1]", "0.5 at [2, 1]")
-    assert apart([due, due], [due, got]) == apart(due, got) and apart("a", "a") == apart(due, due[0]) == ("", "")
+    assert describe(due) == describe(got) and side_by_side(due, got) == ("0 at [2, 1]", "0.5 at [2, 1]")
+    assert side_by_side([due, due], [due, got]) == side_by_side(due, got)
+    assert side_by_side("a", "a") == side_by_side(due, due[0]) == ("", "")
 
 
 def test_a_keyword_that_the_answer_wrote_is_no_fault_of_its_signature():
@@ -73,7 +74,7 @@ def test_a_keyword_that_the_answer_wrote_is_no_fault_of_its_signature():
         return f([1], **options)
 
     for answer, slug in ((wrong, "raised"), (wrong_dictionary, "raised"), (lambda x: x, "signature")):
-        verdict = judge(lambda f: iter([call(f, bias=2)]), (answer,), number=1, title="", hints={})
+        verdict = verdict_of(lambda f: iter([call(f, bias=2)]), (answer,), number=1, title="", hints={})
         assert verdict.slug == slug, verdict.hint
 
 
@@ -84,7 +85,7 @@ def test_subnormal_numbers_count_while_a_check_runs():
 
     torch.set_flush_denormal(True)
     try:
-        verdict = judge(least, (None,), number=1, title="", hints={})
+        verdict = verdict_of(least, (None,), number=1, title="", hints={})
         assert torch.tensor(5e-324, dtype=torch.float64).mul(1.0).item() == 0  # as it was
     finally:
         torch.set_flush_denormal(False)
@@ -294,7 +295,7 @@ def test_what_cannot_be_used_is_not_called_a_mistake_in_the_answers_code():
     exec(compile(code, launch.__file__, "exec"), namespace)  # stands for a line of the course
 
     def slug(answer):
-        return judge(namespace["check"], (answer,), number=1, title="", hints={}).slug
+        return verdict_of(namespace["check"], (answer,), number=1, title="", hints={}).slug
 
     assert slug(lambda: 1 / 0) == "raised" and slug(lambda: [1]) == "unusable"
 
@@ -306,7 +307,7 @@ def test_the_line_below_is_there_where_an_error_was_caught_and_another_one_raise
     )
     namespace = {}
     exec(compile(code, launch.__file__, "exec"), namespace)  # stands for a line of the course
-    verdict = judge(namespace["check"], (lambda: 1 / 0,), number=1, title="", hints={})
+    verdict = verdict_of(namespace["check"], (lambda: 1 / 0,), number=1, title="", hints={})
     assert verdict.slug == "raised" and "1 / 0" in verdict.details.splitlines()[0]
 
 
@@ -321,7 +322,7 @@ def test_an_error_that_stands_behind_itself_is_told():
         yield "something"
         answer()
 
-    assert judge(check, (answer,), number=1, title="", hints={}).slug == "raised"
+    assert verdict_of(check, (answer,), number=1, title="", hints={}).slug == "raised"
 
 
 def test_checks_run_their_ranks_on_the_cpu(monkeypatch):
@@ -334,7 +335,7 @@ def test_checks_run_their_ranks_on_the_cpu(monkeypatch):
         seen.append(launch.backend(2))
         yield "nothing"
 
-    assert judge(check, (), number=1, title="", hints={}).passed
+    assert verdict_of(check, (), number=1, title="", hints={}).passed
     assert (seen, launch.backend(2)) == (["gloo"], "nccl")
 
 
@@ -349,7 +350,7 @@ def test_a_verdict_depends_neither_on_the_settings_nor_on_the_draws_of_the_noteb
         torch.set_grad_enabled(False)
 
     seen = []
-    assert judge(check, (), number=1, title="", hints={}).passed
+    assert verdict_of(check, (), number=1, title="", hints={}).passed
     draw = torch.rand(1)
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
@@ -357,7 +358,7 @@ def test_a_verdict_depends_neither_on_the_settings_nor_on_the_draws_of_the_noteb
     before = torch.get_rng_state()
     try:
         with torch.no_grad(), torch.autograd.set_detect_anomaly(True), torch.autocast("cpu"):
-            assert judge(check, (), number=1, title="", hints={}).passed
+            assert verdict_of(check, (), number=1, title="", hints={}).passed
             assert not torch.is_grad_enabled() and torch.is_autocast_enabled("cpu") and torch.is_anomaly_enabled()
         assert torch.is_grad_enabled() and torch.get_default_dtype() == torch.float64
         assert torch.get_default_device().type == "meta" and torch.get_deterministic_debug_mode() == 1
@@ -388,6 +389,23 @@ def test_a_failed_rank_is_told_in_words_and_its_stack_is_folded():
         trace = 'Traceback:\n  File "/tmp/kernel/1.py", line 3, in f\n    x.foo\n    ~~~~~\nAttributeError: foo'
         raise launch.RankError(1, 2, "raised", "raised AttributeError: foo", trace)
 
-    verdict = judge(check, (), number=1, title="", hints={})
+    verdict = verdict_of(check, (), number=1, title="", hints={})
     assert verdict.hint == "rank 1 of 2 raised AttributeError: foo\n1.py, line 3: x.foo"
     assert verdict.slug == "rank-failed" and verdict.details.startswith("Traceback")
+
+
+@pytest.mark.parametrize(
+    "expected, got, texts",
+    [
+        (["dict"], ["str", "dict"], ("dict", "str, dict")),
+        ([""], ["", "cores"], ("", "cores")),
+        ([], ["labels on cpu"], ("", "labels on cpu")),
+        ({}, "another object", ("", "another object")),
+        (["a parameter"], [], ("a parameter", "nothing")),
+        (False, True, ("", "")),
+        (["a", 1], [2], ("['a', 1]", "[2]")),
+        (None, "an error", ("", "an error")),
+    ],
+)
+def test_words_are_shown_without_brackets(expected, got, texts):
+    assert verdicts._texts(expected, got) == texts

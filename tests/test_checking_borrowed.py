@@ -11,8 +11,8 @@ import pytest
 from torch import nn
 
 from dlojz_tp import planner
-from dlojz_tp.checking.borrowed import Borrowed, out_of_reach, refusing, replaced
-from dlojz_tp.probes.schedules import pipeline_schedules
+from dlojz_tp.judging.checking.borrowed import Borrowed, out_of_reach, refusing, replaced
+from dlojz_tp.judging.probes.schedules import pipeline_schedules
 
 
 def test_what_is_borrowed_raises_inside_and_works_again_outside():

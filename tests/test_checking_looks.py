@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from dlojz_tp.authoring import records
-from dlojz_tp.checking import mistakes
-from dlojz_tp.checking.judging import judge
-from dlojz_tp.checking.looks import Look, Value, at_most, form, judged, one_of, same, tried, within
-from dlojz_tp.grading import command
+from dlojz_tp.judging.checking import mistakes
+from dlojz_tp.judging.checking.looks import Look, Value, at_most, form, judged, one_of, same, tried, within
+from dlojz_tp.judging.checking.verdicts import verdict_of
+from dlojz_tp.judging.grading import command
+from dlojz_tp.judging.probes.shared_looks import judged_on_ranks
 from dlojz_tp.works import source
 
 HINTS = {
@@ -36,7 +37,7 @@ def verdict(answer, known=(), looks=LOOKS):
     def check(answer):
         yield from judged(looks, observe, answer)
 
-    return judge(check, (answer,), number=1, title="Unit", hints=HINTS, known=known)
+    return verdict_of(check, (answer,), number=1, title="Unit", hints=HINTS, known=known)
 
 
 def recorded(slug, answer):
@@ -77,7 +78,7 @@ def test_where_no_mistake_is_near_the_look_has_the_hint():
 def test_an_observation_over_ranks_is_a_list():
     ranks = [{"sent": 3, "values": torch.ones(2)}, {"sent": 4, "values": torch.zeros(2)}]
     looks = [
-        Look("sends", "sent", 4, "held", at_most),
+        Look("sends", "sent", 4, "held", holds=at_most),
         Look("", "sent", lambda size: [3, 3 * size - 2], "held"),
         Value("", "values", lambda size: [torch.ones(2), torch.zeros(2)], "held"),
     ]
@@ -107,10 +108,10 @@ def test_an_observation_in_parts_is_made_as_far_as_looks_need_it():
 
 def test_a_sketch_keeps_distances():
     one, other = torch.randn(2, 5000, generator=torch.Generator().manual_seed(1))
-    far = mistakes.apart(mistakes.sketch(one), mistakes.sketch(other))
+    far = mistakes.distance(mistakes.sketch(one), mistakes.sketch(other))
     assert far == pytest.approx(4 * (one - other).norm().item() / 5000**0.5, rel=0.4)  # 4 = √16 sums
-    assert mistakes.apart(mistakes.sketch(one), mistakes.sketch(one * (1 + 1e-7))) < 1e-4
-    assert mistakes.apart(mistakes.sketch(one), mistakes.sketch(one[1:])) == float("inf")
+    assert mistakes.distance(mistakes.sketch(one), mistakes.sketch(one * (1 + 1e-7))) < 1e-4
+    assert mistakes.distance(mistakes.sketch(one), mistakes.sketch(one[1:])) == float("inf")
 
 
 def test_a_sketch_is_the_same_on_every_machine():
@@ -124,8 +125,8 @@ SUMS = [-16.0997, -11.6276, 4.02492, 4.47214]
 def test_a_sketch_takes_words_and_what_is_not_finite():
     assert mistakes.sketch({"b": "hung", "a": 1}) == {"words": "{'b': 'hung', 'a': 1}"}
     assert mistakes.sketch({"b": [2.0, True], "a": torch.tensor(torch.nan)}) == {"n": 3, "sums": [1e6, 2, 1]}
-    assert mistakes.apart(mistakes.sketch("hung"), mistakes.sketch("hung")) == 0
-    assert mistakes.apart(mistakes.sketch(None), mistakes.sketch(1)) == float("inf")
+    assert mistakes.distance(mistakes.sketch("hung"), mistakes.sketch("hung")) == 0
+    assert mistakes.distance(mistakes.sketch(None), mistakes.sketch(1)) == float("inf")
     assert json.loads(json.dumps(mistakes.sketch([]))) == {"n": 0, "sums": []}
 
 
@@ -172,5 +173,15 @@ def test_the_example_in_contributing_can_be_copied():
         "unit-waits": lambda x: x / x.norm().item(),
     }
     hints = dict.fromkeys(answers, "{got}")
-    found = [judge(namespace["balise_1"], (one,), number=1, title="", hints=hints).slug for one in answers.values()]
+    found = [
+        verdict_of(namespace["balise_1"], (one,), number=1, title="", hints=hints).slug for one in answers.values()
+    ]
     assert found == list(answers)
+
+
+def test_over_ranks_an_observation_has_no_parts():
+    def observe(answer):
+        yield {"values": answer}
+
+    with pytest.raises(TypeError, match="observe yields parts: over ranks it returns one dictionary"):
+        list(judged_on_ranks([Look("all", "values", 1, "wrong")], observe, 1))

@@ -13,7 +13,7 @@ import nbformat
 import psutil
 import pytest
 
-from dlojz_tp.grading import command, lanes, slicing
+from dlojz_tp.judging.grading import command, keepers, slicing
 from dlojz_tp.works import source
 
 RIGHT = """
@@ -57,41 +57,53 @@ def test_right_answers_pass(tmp_path):
     assert all(set(row) == keys for row in rows)
 
 
-def test_a_wrong_and_a_missing_answer(tmp_path):
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """The exit status of one run over four files, and what it prints of each."""
+    folder = tmp_path_factory.mktemp("tables")
     wrong = RIGHT.replace("    dist.all_reduce(total)\n", "").replace("def describe_machine", "def other")
-    status, out, _ = check("00_welcome", write(tmp_path, wrong))
-    assert status == 1 and "not done" in out and "all_reduce" in out and "0 of 2 passed" in out
-    status, out, _ = check("00_welcome", write(tmp_path, wrong), "--balise", "1", "--json")
-    assert status == 1 and [row["balise"] for row in json.loads(out)] == [1]
-
-
-def test_trainee_and_solution_notebooks():
-    status, out, _ = check("00_welcome", source.NOTEBOOKS / "00_welcome.ipynb", source.SOLUTIONS / "00_welcome.ipynb")
-    trainee, solution = out.split("0 of 2 passed")
-    assert status == 1 and trainee.count("not done") == 2 and "2 of 2 passed" in solution
-
-
-def test_a_rank_that_fails_in_a_notebook_is_quoted_with_its_cell(tmp_path):
     cells = [
         nbformat.v4.new_code_cell(text) for text in ("import torch", "\n" + RIGHT.replace("[dist", "[missing, dist"))
     ]
-    path = tmp_path / "answers.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-    _, out, _ = check("00_welcome", path, "--balise", "2")
-    assert "answers.ipynb, code cell 2, line 17: return values[missing, dist.get_rank()" in out
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / "answers.ipynb")
+    files = {
+        "wrong": write(folder, wrong), "trainee": source.NOTEBOOKS / "00_welcome.ipynb",
+        "solution": source.SOLUTIONS / "00_welcome.ipynb", "quoted": folder / "answers.ipynb",
+    }  # fmt: skip
+    status, out, _ = check("00_welcome", *files.values())
+    begins = [out.index(f"{file}\n") for file in files.values()]
+    return status, {name: out[a:b] for name, a, b in zip(files, begins, [*begins[1:], None], strict=True)}
 
 
-@pytest.mark.parametrize("ending", ["os._exit(0)", "os.kill(os.getpid(), 9)", "sys.exit(0)"])
-def test_an_answer_that_ends_the_process_fails(tmp_path, ending):
-    text = f"import os, sys\ndef describe_machine():\n    {ending}\n"
-    status, out, _ = check("00_welcome", write(tmp_path, text), "--balise", "1", "--json")
-    assert status == 1 and "ended the program" in json.loads(out)[0]["hint"]
+def test_a_wrong_and_a_missing_answer(tables):
+    status, out = tables[0], tables[1]["wrong"]
+    assert status == 1 and "not done" in out and "all_reduce" in out and "0 of 2 passed" in out
+
+
+def test_trainee_and_solution_notebooks(tables):
+    trainee, solution = tables[1]["trainee"], tables[1]["solution"]
+    assert trainee.count("not done") == 2 and "0 of 2 passed" in trainee and "2 of 2 passed" in solution
+
+
+def test_a_rank_that_fails_in_a_notebook_is_quoted_with_its_cell(tables):
+    assert "answers.ipynb, code cell 2, line 17: return values[missing, dist.get_rank()" in tables[1]["quoted"]
+
+
+def test_an_answer_that_ends_the_process_fails(tmp_path):
+    """Each of the three, and the next one is judged all the same."""
+    endings = "os._exit(0)", "os.kill(os.getpid(), 9)", "sys.exit(0)"
+    texts = [f"import os, sys\ndef describe_machine():\n    {ending}\n" for ending in endings]
+    paths = [write(tmp_path, text, f"{number}.py") for number, text in enumerate(texts)]
+    status, out, _ = check("00_welcome", *paths, "--balise", "1", "--json")
+    rows = json.loads(out)
+    assert status == 1 and [(row["file"], row["balise"]) for row in rows] == [(str(path), 1) for path in paths]
+    assert all("ended the program" in row["hint"] for row in rows)
 
 
 def test_an_endless_answer_fails(tmp_path, monkeypatch):
-    monkeypatch.setattr(lanes.busy, "factor", lambda: 1.0)  # nothing is kept waiting: it sleeps
+    monkeypatch.setattr(keepers.busy, "factor", lambda: 1.0)  # nothing is kept waiting: it sleeps
     text = "import time\ndef describe_machine():\n    while True:\n        time.sleep(1)\n"
-    ((_, found),) = command.run(source.find("00_welcome"), [write(tmp_path, text)], [1], grace=12)
+    ((_, found),) = command.run(source.find("00_welcome"), [write(tmp_path, text)], [1], grace=4)
     assert found[0].verdict == "fail" and "Nothing came back" in found[0].hint
 
 
@@ -133,7 +145,7 @@ def describe_machine():
 """
 STOPPED = """
 import sys
-from dlojz_tp.grading import command, watched
+from dlojz_tp.judging.grading import command, watched
 import answers
 assert "torch" not in sys.modules  # the command would wait for it twice: in its child, and here
 with command._ended_cleanly(), watched.child(answers.run, jobs=[[sys.argv[1]]]) as child:
@@ -175,24 +187,24 @@ def test_a_command_that_is_stopped_leaves_no_process(tmp_path):
         assert len(started) == 4 and all(gone(pid) for pid in started)
 
 
-def test_what_answers_start_ends_with_them(tmp_path):
-    path = write(tmp_path, STARTS.replace("FILE", repr(str(tmp_path / "pids"))))
-    ((_, (found,)),) = command.run(source.find("00_welcome"), [path], [1])
-    assert found.slug == "left" and "exit status 3" in found.hint
+WRITES = """
+import contextlib, os
+
+def describe_machine():
+    for fd in range(3, 400):
+        with contextlib.suppress(OSError):
+            os.write(fd, BYTES)
+"""
+
+
+def test_what_answers_start_ends_with_them_and_none_writes_into_the_pipe(tmp_path):
+    texts = [WRITES.replace("BYTES", repr(said)) for said in (b"\0\0\0\2{}", b"\0\0\0\3[1]")]
+    texts.append(STARTS.replace("FILE", repr(str(tmp_path / "pids"))))
+    paths = [write(tmp_path, text, f"{number}.py") for number, text in enumerate(texts)]
+    *wrote, left = (verdict for _, (verdict,) in command.run(source.find("00_welcome"), paths, [1]))
+    assert [verdict.slug for verdict in (*wrote, left)] == ["left"] * 3 and "exit status 3" in left.hint
+    assert all("where the verdicts go" in verdict.hint for verdict in wrote)
     assert all(gone(pid) for pid in pids(tmp_path / "pids"))
-
-
-@pytest.mark.parametrize("bytes_", [b"\0\0\0\2{}", b"\0\0\0\3[1]"])
-def test_an_answer_that_writes_into_the_pipe_fails(tmp_path, bytes_):
-    text = f"""
-        import contextlib, os
-        def describe_machine():
-            for fd in range(3, 400):
-                with contextlib.suppress(OSError):
-                    os.write(fd, {bytes_!r})
-    """
-    ((_, (found,)),) = command.run(source.find("00_welcome"), [write(tmp_path, text)], [1])
-    assert found.slug == "left" and "where the verdicts go" in found.hint
 
 
 def test_output_that_cannot_be_written_is_one_line():

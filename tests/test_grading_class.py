@@ -13,7 +13,7 @@ import nbformat
 import pytest
 
 from dlojz_tp.cards.verdict import Verdict
-from dlojz_tp.grading import alike, command, lanes, slicing, watched, whole_class
+from dlojz_tp.judging.grading import alike, command, keepers, slicing, watched, whole_class
 from dlojz_tp.works import source
 from tests.test_grading import RIGHT, check
 
@@ -46,7 +46,7 @@ def test_a_class_in_one_run(tmp_path):
     ]  # fmt: skip
     assert [words["ada", "03.ip", str(n)] for n in range(1, 7)] == ["not done"] * 6
     assert status == 1 and not err and "5 notebooks in" in out
-    assert "     2            0       0         6  ada" in out and "       1  00.1" in out
+    assert "     2               0            0       0         6  ada" in out and "       1  00.1" in out
 
 
 def judge(name):
@@ -66,7 +66,7 @@ def judge(name):
 def test_lanes_run_at_once_and_keep_the_order_of_each(tmp_path):
     work = source.find(WORK)
     tasks = [(work, [(tmp_path / f"{k}", 1), (tmp_path / f"{k}", 2)]) for k in range(2)]
-    found = [(job[0].name, v.balise, v.title) for _, job, v in lanes.verdicts(judge, tasks, 2)]
+    found = [(job[0].name, v.balise, v.title) for _, job, v in keepers.verdicts(judge, tasks, 2)]
     assert sorted(found) == [(k, n, f"2 of {WORK}") for k in "01" for n in (1, 2)]
     for k in "01":
         assert [n for name, n, _ in found if name == k] == [1, 2]
@@ -409,7 +409,7 @@ def test_an_interrupted_run_goes_on_from_its_table(tmp_path, monkeypatch, capsys
     assert judged == ["bob", "cyd"] and f"kept from {table}: 1; to judge: 2" in out
     rows = list(csv.DictReader(table.open()))
     assert [(row["trainee"], row["balise"]) for row in rows] == [(w, n) for w in ("'=ada", "bob", "cyd") for n in "12"]
-    assert "     2            0       0         0  =ada" in out
+    assert "     2               0            0       0         0  =ada" in out
     judged = interrupted_after(monkeypatch, None)
     assert command.main(run) == 0 and judged == []
     again = list(csv.DictReader(table.open()))
@@ -473,13 +473,17 @@ def test_a_run_that_may_be_killed_saves_on_its_way(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{tmp}"], "no notebook in this folder"),
+        (["{tmp}/empty"], "no notebook in this folder\n"),
+        (["{tmp}/of_others"], "no notebook in this folder opens a practical work"),
         (["{tmp}/none.py"], "cannot be read"),
         (["{tmp}/x.py"], "no practical work"),
     ],
 )
 def test_what_cannot_be_graded_is_one_line(tmp_path, capsys, arguments, message):
     (tmp_path / "x.py").write_text("x = 1")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "of_others").mkdir()
+    nbformat.write(nbformat.v4.new_notebook(), tmp_path / "of_others" / "x.ipynb")
     assert command.main(["all", *(a.format(tmp=tmp_path) for a in arguments)]) == 2
     err = capsys.readouterr().err
     assert message in err and err.count("\n") == 1

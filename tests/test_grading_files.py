@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from dlojz_tp.grading import command
+from dlojz_tp.judging.grading import command
 from dlojz_tp.works import source
 from tests.test_grading import RIGHT, check, notebook
 

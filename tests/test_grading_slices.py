@@ -4,7 +4,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from dlojz_tp import course
-from dlojz_tp.grading import command
+from dlojz_tp.judging.grading import command
 from dlojz_tp.works import source
 from tests.test_grading import notebook
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dlojz_tp import launch
-from dlojz_tp.pretend_gpu import Message, pretend_gpu, stuck
+from dlojz_tp.judging.pretend_gpu import Message, pretend_gpu, stuck
 
 
 def other():
@@ -176,6 +176,22 @@ def both(wrap):
 def test_data_parallel(wrap):
     for expected, found, races in launch.ranks(both, wrap, n=2):
         assert found == expected and races == []
+
+
+def on_cpu_beside_a_gpu():
+    """Ranks without a GPU each: gloo, and the CPU's tensors stay there, also those that DDP's reducer makes."""
+    with pretend_gpu(count=1, nccl=False):
+        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        x = torch.ones(2, device="cuda")
+        return str(model.module.weight.grad.device), str((x + 1).device)
+
+
+def test_a_rank_without_a_gpu_of_its_own_computes_on_the_cpu():
+    assert launch.ranks(on_cpu_beside_a_gpu, n=2) == [("cpu", "cuda:0")] * 2
 
 
 def pipelined(device):

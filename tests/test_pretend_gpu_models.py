@@ -4,8 +4,8 @@ import torch
 from torch.nn import functional as F
 
 from dlojz_tp import launch
+from dlojz_tp.judging.pretend_gpu import pretend_gpu
 from dlojz_tp.models.llama import Llama, LlamaConfig
-from dlojz_tp.pretend_gpu import pretend_gpu
 
 
 def llama_losses(device):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dlojz_tp import launch
-from dlojz_tp.pretend_gpu import pretend_gpu
+from dlojz_tp.judging.pretend_gpu import pretend_gpu
 
 EVERY, MOST = (1, 4) if os.environ.get("DLOJZ_OPERATORS") == "all" else (9, 2)  # operators; samples of each
 # what may differ, and why

@@ -11,7 +11,7 @@ from torch.cuda import device_count
 from torch.nn import functional as F
 
 from dlojz_tp import launch
-from dlojz_tp.pretend_gpu import inside, pretend_gpu
+from dlojz_tp.judging.pretend_gpu import inside, pretend_gpu
 
 SAME = "Expected all tensors to be on the same device"
 x, y = torch.ones(8, 4), torch.zeros(8, dtype=torch.long)

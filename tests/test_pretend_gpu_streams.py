@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from dlojz_tp import launch
-from dlojz_tp.pretend_gpu import pretend_gpu
+from dlojz_tp.judging.pretend_gpu import pretend_gpu
 
 
 def prefetched(wait):

@@ -2,7 +2,7 @@
 
 import torch
 
-from dlojz_tp.probes.memory import KeptForBackward
+from dlojz_tp.judging.probes.memory import KeptForBackward
 
 
 def test_kept_until_backward_or_until_the_graph_goes():

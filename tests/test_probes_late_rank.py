@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp import launch
-from dlojz_tp.probes.late_rank import Waits
+from dlojz_tp.judging.probes.late_rank import Waits
 
 
 def test_the_late_rank_goes_on_when_the_other_one_waits_or_has_said_another_word():

@@ -3,8 +3,8 @@
 import threading
 import time
 
-from dlojz_tp.probes import settling
-from dlojz_tp.probes.settling import settle
+from dlojz_tp.judging.probes import settling
+from dlojz_tp.judging.probes.settling import settle
 
 
 def test_what_is_little_enough_is_told_at_once():

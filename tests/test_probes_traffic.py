@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp import launch
-from dlojz_tp.probes.known_traffic import SENT, bytes_sent, steps
-from dlojz_tp.probes.traffic import Traffic, counted_waits, on_the_wire
+from dlojz_tp.judging.probes.known_traffic import SENT, bytes_sent, steps
+from dlojz_tp.judging.probes.traffic import Traffic, counted_waits, on_the_wire
 
 
 def each_step():

@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp import launch
+from dlojz_tp.judging.probes.withheld import Withheld
 from dlojz_tp.measure import LiveBytes
-from dlojz_tp.probes.withheld import Withheld
 
 
 def ways_to_wait():

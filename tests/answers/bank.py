@@ -1,26 +1,30 @@
-"""Collect the answers of one practical work.
+"""Collect the answers to a balise, in a file of its own, `tests/answers/WORK/balise_N.py`.
 
-    bank = Bank("00_welcome")
+    bank = Bank("00_welcome", 2)
 
-    @bank.wrong(2, "tail-dropped")
+    @bank.wrong("tail-dropped")
     def distributed_sum(values): ...
 
-    @bank.right(2)
+    @bank.right()
     def distributed_sum(values): ...
 
-An answer of several functions: `bank.several(2, "slug", first, second)`. A slip in an otherwise right answer:
-`bank.slip(2, "slug", ("text of the solution", "what the trainee wrote"))`. A whole answer as text:
-`bank.text(2, None, "def distributed_sum(values): ...")`. `Bank(work, whole=True)` defines for slips and texts, beside
+An answer of several functions: `bank.several("slug", first, second)`. A slip in an otherwise right answer:
+`bank.slip("slug", ("text of the solution", "what the trainee wrote"))`. A whole answer as text:
+`bank.text(None, "def distributed_sum(values): ...")`. `Bank(work, balise, whole=True)` defines for slips and texts, beside
 the imports, all setup cells and the solutions of earlier balises. Text becomes functions when it is judged.
 
-A balise whose check is a table of looks has a file of its own, `tests/answers/WORK/balise_N.py`, with each mistake in one
-place: its hint, its wrong answers, and a variant, the same mistake in another design, that is never recorded:
+A balise whose check is a table of looks has each mistake in one place: its hint, its wrong answers, and a variant, the
+same mistake in another design, that is never recorded:
 
-    bank.hint(2, "tail-dropped", "The last values are left out.")
-    bank.slip(2, "tail-dropped", ("text of the solution", "what the trainee wrote"))
-    bank.variant(2, "tail-dropped", OTHER, ("text of OTHER, a right answer", "what the trainee wrote"))
+    bank.hint("tail-dropped", "The last values are left out.")
+    bank.slip("tail-dropped", ("text of the solution", "what the trainee wrote"))
+    bank.variant("tail-dropped", OTHER, ("text of OTHER, a right answer", "what the trainee wrote"))
 
-`variant=True` makes a variant of any other wrong answer. `bank.add(others)` takes in the banks of other files.
+A mistake that an engineer who has understood the idea would still make is at the *edge*: `bank.hint(..., edge=True)`, or
+`bank.edge("slug")` where the hint's text stands with the check. Such an answer must get the verdict "not yet robust".
+
+`variant=True` makes a variant of any other wrong answer. `bank.add(others)` takes in other banks: one for answers that
+need `whole`, or those of all balises.
 """
 
 import ast
@@ -28,10 +32,9 @@ import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-import cloudpickle
-
-from dlojz_tp.works import source
+from dlojz_tp.works import running, source
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Answer:
     """One answer. slug: the hint it must get; None for a right one. line: where it stands in its file.
 
     given: its functions, or what makes them. variant: never recorded as a known mistake. file: None where the line does
-    not tell its text. code: all text that it is made of, if it is text.
+    not tell its text. code: all text that it is made of, if it is text. text: its own part of that.
     """
 
     work: str
@@ -50,6 +53,18 @@ class Answer:
     variant: bool = False
     file: str | None = None
     code: str = ""
+    text: str = ""
+
+    @property
+    def written(self) -> str:
+        """Its text, as a trainee would write it; "" for one that is put together from functions of its file."""
+        if self.text or not self.file:
+            return self.text
+        text = Path(self.file).read_text(encoding="utf-8")
+        for node in ast.parse(text).body:
+            if self.line in [one.lineno for one in getattr(node, "decorator_list", [])]:
+                return "\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno])
+        return ""
 
     @functools.cached_property
     def answers(self) -> tuple:
@@ -61,75 +76,85 @@ class Answer:
 
 
 class Bank:
-    """The answers to one practical work, in the order they are written."""
+    """The answers to one balise of a practical work, in the order they are written; of all that `add` takes in."""
 
-    def __init__(self, work: str, *, whole: bool = False):
-        self.work, self.answers, self.whole = work, [], whole
+    def __init__(self, work: str, balise: int = 0, *, whole: bool = False):
+        self.work, self.balise, self.answers, self.whole = work, balise, [], whole
         self.hints: dict[int, dict[str, str]] = {}
-        module = sys._getframe(1).f_globals["__name__"]
-        # several answers share a name, so ranks must get them by value
-        cloudpickle.register_pickle_by_value(sys.modules[module])
+        self.edges: dict[int, set[str]] = {}
 
-    def hint(self, balise: int, slug: str, text: str):
-        """The text of a hint of this balise alone; {fields} in it are filled by its check."""
-        assert slug not in self.hints.setdefault(balise, {}), f"balise {balise} has a hint {slug!r} already"
-        self.hints[balise][slug] = text
+    def hint(self, slug: str, text: str, *, edge: bool = False):
+        """The text of a hint of this balise alone; {fields} in it are filled by its check. edge: of a mistake there."""
+        assert slug not in self.hints.setdefault(self.balise, {}), f"there is a hint {slug!r} already"
+        self.hints[self.balise][slug] = text
+        if edge:
+            self.edge(slug)
+
+    def edge(self, *slugs: str):
+        """These mistakes are at the edge."""
+        self.edges.setdefault(self.balise, set()).update(slugs)
 
     def add(self, *others: "Bank"):
         """Take in the answers and the hints of other banks."""
         for other in others:
             self.answers += other.answers
             for balise, hints in other.hints.items():
-                for slug, text in hints.items():
-                    self.hint(balise, slug, text)
+                assert not hints.keys() & self.hints.setdefault(balise, {}).keys(), f"balise {balise} has a hint twice"
+                self.hints[balise] |= hints
+            for balise, slugs in other.edges.items():
+                self.edges.setdefault(balise, set()).update(slugs)
 
-    def wrong(self, balise: int, slug: str, *, variant: bool = False):
-        """Decorator: this answer to `balise` must fail with the hint `slug`."""
-        return lambda answer: self._add(balise, slug, answer, variant)
+    def wrong(self, slug: str, *, variant: bool = False):
+        """Decorator: this answer must fail with the hint `slug`."""
+        return lambda answer: self._add(slug, answer, variant)
 
-    def right(self, balise: int):
-        """Decorator: this answer to `balise` must pass."""
-        return lambda answer: self._add(balise, None, answer)
+    def right(self):
+        """Decorator: this answer must pass."""
+        return lambda answer: self._add(None, answer)
 
-    def several(self, balise: int, slug: str | None, *answers, variant: bool = False):
+    def several(self, slug: str | None, *answers, variant: bool = False):
         """An answer made of several functions or classes; slug None for a right one."""
-        self._append(balise, slug, answers, variant)
+        self._append(slug, answers, variant)
 
-    def slip(self, balise: int, slug: str | None, *changes: tuple[str, str], variant: bool = False):
+    def slip(self, slug: str | None, *changes: tuple[str, str], variant: bool = False):
         """The solution with some of its text changed, (old, new) each; slug None where it stays right."""
-        code = source.without_markers(self._source.balises[balise].code) + "\n"
-        self.text(balise, slug, _changed(code, changes), variant=variant)
+        code = source.without_markers(self._source.balises[self.balise].code) + "\n"
+        self.text(slug, _changed(code, changes), variant=variant)
 
-    def variant(self, balise: int, slug: str, code: str, *changes: tuple[str, str]):
+    def instead(self, slug: str | None, code: str):
+        """The solution with some of its functions written anew."""
+        self.text(slug, f"{self._source.balises[self.balise].code}\n\n{code}")
+
+    def variant(self, slug: str, code: str, *changes: tuple[str, str]):
         """A right answer of another design, as text, with some of it changed: it must get the hint unrecorded."""
-        self.text(balise, slug, _changed(code, changes), variant=True)
+        self.text(slug, _changed(code, changes), variant=True)
 
-    def text(self, balise: int, slug: str | None, code: str, *, variant: bool = False):
+    def text(self, slug: str | None, code: str, *, variant: bool = False):
         """An answer as text, run after the imports (or, in a whole bank, after all that stands before the balise)."""
-        names = self._source.balises[balise].answers
-        upto = balise if self.whole else None
+        names = self._source.balises[self.balise].answers
+        upto = self.balise if self.whole else None
 
         def made():
             namespace = dict(before(self.work, upto))
-            exec(compile(code, f"<answer to balise {balise}>", "exec"), namespace)
+            running.run(code, f"<answer to balise {self.balise}>", namespace)
             return tuple(namespace[name] for name in names)
 
-        self._append(balise, slug, made, variant, "\n".join([*_texts_before(self.work, upto), code]))
+        self._append(slug, made, variant, "\n".join([*_texts_before(self.work, upto), code]), code)
 
     @functools.cached_property
     def _source(self) -> source.Work:
         return source.find(self.work)
 
-    def _add(self, balise, slug, answer, variant=False):
-        self._append(balise, slug, (answer,), variant)
+    def _add(self, slug, answer, variant=False):
+        self._append(slug, (answer,), variant)
         return answer
 
-    def _append(self, balise, slug, answers, variant=False, code=""):
+    def _append(self, slug, answers, variant=False, code="", text=""):
         frame = sys._getframe(1)
         while frame.f_code.co_name != "<module>":
             frame = frame.f_back
         where = frame.f_lineno, variant, frame.f_code.co_filename
-        self.answers.append(Answer(self.work, balise, slug, answers, *where, code))
+        self.answers.append(Answer(self.work, self.balise, slug, answers, *where, code, text))
 
 
 def _changed(code, changes):
@@ -143,8 +168,8 @@ def _changed(code, changes):
 def before(name: str, balise: int | None) -> dict:
     """The names that stand before a balise: its work's setup cells and earlier solutions; None: the imports alone."""
     names = {"__name__": "__main__"}  # functions of __main__ go to ranks by value
-    for text in _texts_before(name, balise):
-        exec(compile(text, f"<{name}>", "exec"), names)
+    for number, text in enumerate(_texts_before(name, balise)):
+        running.run(text, f"<{name}, {number} before balise {balise}>", names)
     return names
 
 

@@ -8,7 +8,7 @@ from jupyter_client.manager import run_kernel
 from nbclient import NotebookClient
 
 from dlojz_tp import course
-from dlojz_tp.checking import judge
+from dlojz_tp.judging.checking import verdict_of
 from dlojz_tp.works import source
 
 WORK = source.find("01_gpu_acceleration")
@@ -66,7 +66,7 @@ def test_an_endless_answer_is_said_to_run_and_stop_ends_it():
         assert "interrupted: the balise was not judged" in interrupted and time.monotonic() - began < 60
         shown(client, RIGHT + "\ncourse.LONG_S = 60.0")  # a busy machine is slow
         found = [text for _, text in shown(client, "tp.check(2, train_step)")]
-        assert len(found) == 1 and found[0].startswith("✓")
+        assert len(found) == 1 and found[0].startswith("★")
 
 
 def test_the_line_does_not_stay_in_a_saved_notebook(tmp_path):
@@ -79,7 +79,7 @@ def test_the_line_does_not_stay_in_a_saved_notebook(tmp_path):
     client.execute()
     assert any(STILL in content for content in heard)
     saved = nbformat.writes(notebook)
-    assert "still runs" not in saved and "✓ balise 2" in saved
+    assert "still runs" not in saved and "★ balise 2" in saved
 
 
 def test_a_plain_program_hears_no_such_line(monkeypatch, capsys):
@@ -96,6 +96,6 @@ def test_an_endless_answer_gets_a_verdict():
             pass
 
     began = time.monotonic()
-    assert judge(endless, (True,), number=1, title="t", hints={}, deadline=1).slug == "endless"
+    assert verdict_of(endless, (True,), number=1, title="t", hints={}, deadline=1).slug == "endless"
     assert time.monotonic() - began < 30
-    assert judge.__kwdefaults__["deadline"] == 30
+    assert verdict_of.__kwdefaults__["deadline"] == 30

@@ -3,10 +3,8 @@
 import textwrap
 import time
 
-import pytest
-
-from dlojz_tp.checking.looks import same
-from dlojz_tp.grading import command
+from dlojz_tp.judging.checking.looks import same
+from dlojz_tp.judging.grading import command
 from dlojz_tp.works import source
 from tests.test_grading import RIGHT
 
@@ -30,10 +28,10 @@ CHEATS = {
     """,
     "another check": """
         def describe_machine():
-            import dlojz_tp.checks.welcome as checks
+            from dlojz_tp.judging.checks.welcome import balise_1 as check
             def balise_1(answer):
                 yield "all is well"
-            checks.balise_1 = balise_1
+            check.balise_1 = balise_1
             raise ValueError
     """,
     "another Verdict": """
@@ -81,17 +79,21 @@ CHEATS = {
 }
 
 
-@pytest.mark.parametrize("cheat", CHEATS)
-def test_no_cheat_passes_and_none_harms_the_grader(tmp_path, cheat, capfd):
-    path = tmp_path / "answers.py"
-    text = textwrap.dedent(CHEATS[cheat]).replace("FORGED", repr(VERDICT)).replace("COURSE", repr(str(source.ROOT)))
-    path.write_text(text)
-    ((_, (found,)),) = command.run(source.find("00_welcome"), [path], [1])
-    assert found.verdict == "fail" and len(capfd.readouterr().err) < 100_000
-    if cheat.startswith("another"):
-        assert found.slug == "touched" and "dlojz_tp." in found.hint
-    if "memory" not in cheat and "flooded" not in cheat and not cheat.startswith("another"):
-        assert any(word in found.hint for word in ("where the verdicts go", "not for answers", "not the answer's"))
+def test_no_cheat_passes_and_none_harms_the_grader(tmp_path, capfd):
+    """All in one run, in which none reaches the next."""
+    for cheat, text in CHEATS.items():
+        text = textwrap.dedent(text).replace("FORGED", repr(VERDICT)).replace("COURSE", repr(str(source.ROOT)))
+        (tmp_path / f"{cheat}.py").write_text(text)
+    said = command.run(source.find("00_welcome"), [tmp_path / f"{cheat}.py" for cheat in CHEATS], [1])
+    verdicts = {path.stem: found for path, (found,) in said}
+    assert {cheat: found.verdict for cheat, found in verdicts.items()} == dict.fromkeys(CHEATS, "fail")
+    assert len(capfd.readouterr().err) < 100_000
+    for cheat, found in verdicts.items():
+        if cheat.startswith("another"):
+            assert found.slug == "touched" and "dlojz_tp." in found.hint, cheat
+        elif "memory" not in cheat and "flooded" not in cheat:
+            words = ("where the verdicts go", "not for answers", "not the answer's")
+            assert any(word in found.hint for word in words), (cheat, found)
 
 
 FINDS_SAY = """
@@ -106,18 +108,21 @@ def describe_machine():
 """
 
 
-@pytest.mark.parametrize(("times", "balise"), [(1, 1), (2, 1), (1, 2)])
-def test_a_file_that_speaks_for_the_judge_moves_no_other_mark(tmp_path, times, balise):
-    texts = {
-        "ada": FINDS_SAY.replace("TIMES", str(times)).replace("BALISE", str(balise)),
-        "bob": RIGHT,
-        "cyd": "def describe_machine():\n    return 3\n",
-        "dan": RIGHT,
-    }
+def test_a_file_that_speaks_for_the_judge_moves_no_other_mark(tmp_path):
+    """Three such files in one run, each before a right one, a wrong one and a right one."""
+    texts = {}
+    for times, balise in ((1, 1), (2, 1), (1, 2)):
+        here = f"{times} {balise}"
+        texts |= {
+            f"ada {here}": FINDS_SAY.replace("TIMES", str(times)).replace("BALISE", str(balise)),
+            f"bob {here}": RIGHT,
+            f"cyd {here}": "def describe_machine():\n    return 3\n",
+            f"dan {here}": RIGHT,
+        }
     for name, text in texts.items():
         (tmp_path / f"{name}.py").write_text(text)
     found = command.run(source.find("00_welcome"), [tmp_path / f"{name}.py" for name in texts], [1])
-    assert [verdict.verdict for _, (verdict,) in found] == ["fail", "pass", "fail", "pass"]
+    assert [verdict.verdict for _, (verdict,) in found] == ["fail", "pass", "fail", "pass"] * 3
 
 
 REPLACES = {

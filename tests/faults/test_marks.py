@@ -19,13 +19,13 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp import course, launch
-from dlojz_tp.checking import Wrong, judge
-from dlojz_tp.checks.compile import c_probe
 from dlojz_tp.commands import doctor
+from dlojz_tp.judging.checking import Wrong, verdict_of
+from dlojz_tp.judging.checks.compile import c_probe
+from dlojz_tp.judging.probes import gpus
+from dlojz_tp.judging.probes.gpus import on_gpus, on_one_gpu
+from dlojz_tp.judging.probes.ranks import died, hung, killed_by, on_ranks
 from dlojz_tp.launch import busy, client, collect, patience, rest
-from dlojz_tp.probes import gpus
-from dlojz_tp.probes.gpus import on_gpus, on_one_gpu
-from dlojz_tp.probes.ranks import died, hung, killed_by, on_ranks
 from dlojz_tp.works import source
 from tests.answers.bank import before
 
@@ -64,7 +64,7 @@ def wrong(x):
 
 
 def judged(check, answer, **more):
-    return judge(check, (answer,), number=1, title="Try", hints=HINTS, **more)
+    return verdict_of(check, (answer,), number=1, title="Try", hints=HINTS, **more)
 
 
 def hold(found, answer, lost="could not judge"):
@@ -204,7 +204,7 @@ def test_who_fills_the_memory_fails():
     """In a process of its own, which has a limit that is soon reached."""
     script = """
         import resource, torch
-        from dlojz_tp.checking import breakage, judge
+        from dlojz_tp.judging.checking import breakage, verdict_of
         def check(answer):
             yield "something"
             answer()
@@ -213,7 +213,7 @@ def test_who_fills_the_memory_fails():
         most = breakage.peak() + 2**33
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         breakage.ABSURD = 2**32 / most  # what torch itself has mapped is not the answer's
-        print(judge(check, (fills,), number=1, title="Try", hints={}).verdict)
+        print(verdict_of(check, (fills,), number=1, title="Try", hints={}).verdict)
     """
     assert run(script) == "fail"
 
@@ -374,7 +374,7 @@ def test_the_course_is_updated_under_a_running_kernel(tmp_path):
     script = """
         import pathlib
         from dlojz_tp import launch
-        from dlojz_tp.checking import judge
+        from dlojz_tp.judging.checking import verdict_of
         from dlojz_tp.launch import wire
         file = pathlib.Path(wire.__file__)
         assert file.is_relative_to(pathlib.Path.cwd())  # the copy
@@ -384,7 +384,7 @@ def test_the_course_is_updated_under_a_running_kernel(tmp_path):
         def check(answer):
             yield "something"
             assert launch.ranks(answer, -1, n=1) == [1]
-        found = judge(check, (abs,), number=1, title="Try", hints={})
+        found = verdict_of(check, (abs,), number=1, title="Try", hints={})
         print(found.verdict, "|", found.got, "|", found.hint)
     """
     verdict, got, hint = run(script, package).split(" | ")

@@ -11,14 +11,16 @@ import pytest
 
 from dlojz_tp import course, launch, progress
 from dlojz_tp.cards import render
-from dlojz_tp.checking import judge, judging
-from dlojz_tp.grading import command
+from dlojz_tp.judging.checking import verdict_of, verdicts
+from dlojz_tp.judging.grading import command
 from dlojz_tp.launch import client
 from dlojz_tp.works import source
 
+pytestmark = pytest.mark.usefixtures("small_servers")
+
 
 def judged(check):
-    return judge(check, (None,), number=1, title="Try", hints={})
+    return verdict_of(check, (None,), number=1, title="Try", hints={})
 
 
 def on_a_sick_machine(injure, times=1):
@@ -78,11 +80,11 @@ def test_what_fails_where_nothing_can_be_written_is_not_judged(monkeypatch, fold
     def check(answer):
         yield "a batch comes"
         if answer is None:
-            raise judging.Wrong("raised", error="a loader that gave nothing")
+            raise verdicts.Wrong("raised", error="a loader that gave nothing")
 
     assert judged(check).verdict == "could not judge" and f"{folder} is full" in judged(check).got
     assert helps in judged(check).hint
-    assert judge(check, (1,), number=1, title="Try", hints={}).passed, "what holds, holds"
+    assert verdict_of(check, (1,), number=1, title="Try", hints={}).passed, "what holds, holds"
     monkeypatch.undo()
     assert judged(check).verdict == "fail"
 
@@ -93,7 +95,7 @@ def test_what_fails_where_nothing_can_be_written_is_not_judged(monkeypatch, fold
 def test_a_fault_of_the_course_is_not_the_answers(error):
     text = "def check(_):\n    yield 'something'\n    raise error\n"
     names = {"error": error}
-    exec(compile(text, course.judging.__file__, "exec"), names)  # a line of the course, not of an answer
+    exec(compile(text, course.verdicts.__file__, "exec"), names)  # a line of the course, not of an answer
     found = judged(names["check"])
     assert found.verdict == "could not judge" and str(error) in found.got
 

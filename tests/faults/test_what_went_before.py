@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlojz_tp import course
-from dlojz_tp.checking import originals
-from dlojz_tp.checking.usual_state import usual_state
+from dlojz_tp.judging.checking import originals
+from dlojz_tp.judging.checking.usual_state import usual_state
 from dlojz_tp.works import source
 
 WORK = source.find("01_gpu_acceleration")

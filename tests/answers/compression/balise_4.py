@@ -2,7 +2,7 @@
 
 from tests.answers.bank import Bank
 
-bank = Bank("22_compression", whole=True)
+bank = Bank("22_compression", 4, whole=True)
 
 # a function with a backward of its own; the layer's product written out
 FUNCTION = """
@@ -33,7 +33,7 @@ def fake_layer(layer, x, high, bits):
         return x @ weight.T + (0 if layer.bias is None else layer.bias)
     return F.conv2d(x, weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups)
 """
-bank.text(4, None, FUNCTION)
+bank.text(None, FUNCTION)
 
 # a clamp that knows its own gradient, and the rest detached; a copy of the layer's function
 CLAMPED = """
@@ -56,10 +56,9 @@ def fake_layer(layer, x, high, bits):
         return F.conv2d(x, weight, layer.bias, **way)
     return F.linear(x, weight, layer.bias)
 """
-bank.text(4, None, CLAMPED)
-bank.slip(4, None, ("torch.zeros_like(high)", "high * 0"))
+bank.text(None, CLAMPED)
+bank.slip(None, ("torch.zeros_like(high)", "high * 0"))
 bank.slip(
-    4,
     None,
     (
         "back + (x - x.detach()) * ((steps >= least) & (steps <= most))",
@@ -68,55 +67,50 @@ bank.slip(
 )
 
 PASSES = "back + (x - x.detach()) * ((steps >= least) & (steps <= most))"
-bank.hint(4, "form", "fake_quantize returns one float32 tensor with the shape of x: real numbers, not integers.")
-bank.slip(4, "form", (PASSES, "quantize(x, scale, zero, bits, symmetric)"))
-bank.slip(4, "form", (PASSES, "back, (steps >= least) & (steps <= most)"))
+bank.hint("form", "fake_quantize returns one float32 tensor with the shape of x: real numbers, not integers.")
+bank.slip("form", (PASSES, "quantize(x, scale, zero, bits, symmetric)"))
+bank.slip("form", (PASSES, "back, (steps >= least) & (steps <= most)"))
 bank.variant(
-    4, "form", FUNCTION, ("return (steps.clamp(least, most) - zero) * scale", "return steps.clamp(least, most).int()")
+    "form", FUNCTION, ("return (steps.clamp(least, most) - zero) * scale", "return steps.clamp(least, most).int()")
 )
 
 bank.hint(
-    4,
     "unrounded",
     "What you return is not rounded. Only the gradient ignores the rounding: the value is that of "
     "dequantize(quantize(x)).",
 )
 bank.slip(
-    4, "unrounded", (PASSES, "x * ((steps >= least) & (steps <= most)) + back * ~((steps >= least) & (steps <= most))")
+    "unrounded", (PASSES, "x * ((steps >= least) & (steps <= most)) + back * ~((steps >= least) & (steps <= most))")
 )
-bank.slip(4, "unrounded", (PASSES, "x.clamp((least - zero) * scale, (most - zero) * scale)"))
-bank.slip(4, "unrounded", (PASSES, "back + x - back.detach()"))
+bank.slip("unrounded", (PASSES, "x.clamp((least - zero) * scale, (most - zero) * scale)"))
+bank.slip("unrounded", (PASSES, "back + x - back.detach()"))
 bank.variant(
-    4,
     "unrounded",
     CLAMPED,
     (" + (dequantize(quantize(kept, scale, zero, bits, symmetric), scale, zero) - kept).detach()", ""),
 )
 
 bank.hint(
-    4,
     "added",
     "The value is not the rounded x: something is added to it. The term that carries the gradient must have the "
     "value 0, like x - x.detach().",
 )
-bank.slip(4, "added", ("(x - x.detach())", "x"))
-bank.slip(4, "added", ("(x - x.detach())", "(x - back)"), ("return back", "return back + back"))
-bank.variant(4, "added", CLAMPED, (" - kept).detach()", ").detach()"))
+bank.slip("added", ("(x - x.detach())", "x"))
+bank.slip("added", ("(x - x.detach())", "(x - back)"), ("return back", "return back + back"))
+bank.variant("added", CLAMPED, (" - kept).detach()", ").detach()"))
 
 bank.hint(
-    4,
     "wrong-values",
     "These are not the real numbers that the integers of x represent: dequantize(quantize(x)), with the same bits "
     "and kind.",
 )
-bank.slip(4, "wrong-values", ("quantize(x, scale, zero, bits, symmetric)", "quantize(x, scale, zero, 8, symmetric)"))
-bank.slip(4, "wrong-values", ("return back + (x", "return back / scale + (x"))
-bank.slip(4, "wrong-values", ("return back + (x", "return (steps - zero) * scale + (x"))
+bank.slip("wrong-values", ("quantize(x, scale, zero, bits, symmetric)", "quantize(x, scale, zero, 8, symmetric)"))
+bank.slip("wrong-values", ("return back + (x", "return back / scale + (x"))
+bank.slip("wrong-values", ("return back + (x", "return (steps - zero) * scale + (x"))
 bank.variant(
-    4, "wrong-values", FUNCTION, ("(steps.clamp(least, most) - zero) * scale", "steps.clamp(least, most) * scale")
+    "wrong-values", FUNCTION, ("(steps.clamp(least, most) - zero) * scale", "steps.clamp(least, most) * scale")
 )
 bank.slip(
-    4,
     "wrong-values",
     (
         "quantize(x, scale, zero, bits, symmetric), scale, zero)",
@@ -124,9 +118,8 @@ bank.slip(
     ),
 )
 
-bank.hint(4, "borrowed", "This is PyTorch's own fake quantization. Write it yourself, both value and gradient.")
+bank.hint("borrowed", "This is PyTorch's own fake quantization. Write it yourself, both value and gradient.")
 bank.slip(
-    4,
     "borrowed",
     (
         "    least, most",
@@ -134,7 +127,6 @@ bank.slip(
     ),
 )
 bank.variant(
-    4,
     "borrowed",
     FUNCTION,
     (
@@ -144,50 +136,44 @@ bank.variant(
 )
 
 bank.hint(
-    4,
     "no-gradient",
     "No gradient arrives at x: rounding has the derivative 0, or you detached the value. Add a term with value 0 "
     "and gradient 1.",
 )
-bank.slip(4, "no-gradient", (PASSES, "back"))
-bank.slip(4, "no-gradient", (PASSES, "dequantize(quantize(x, scale, zero, bits, symmetric), scale, zero)"))
-bank.slip(4, "no-gradient", (PASSES, "((torch.round(x / scale) + zero).clamp(least, most) - zero) * scale"))
-bank.variant(4, "no-gradient", FUNCTION, ("return grad * inside, None", "return grad * 0, None"))
-bank.variant(4, "no-gradient", CLAMPED, ("return kept + (", "return kept.detach() + ("))
+bank.slip("no-gradient", (PASSES, "back"))
+bank.slip("no-gradient", (PASSES, "dequantize(quantize(x, scale, zero, bits, symmetric), scale, zero)"))
+bank.slip("no-gradient", (PASSES, "((torch.round(x / scale) + zero).clamp(least, most) - zero) * scale"))
+bank.variant("no-gradient", FUNCTION, ("return grad * inside, None", "return grad * 0, None"))
+bank.variant("no-gradient", CLAMPED, ("return kept + (", "return kept.detach() + ("))
 
 bank.hint(
-    4,
     "passes-everywhere",
     "The gradient also passes where numbers are saturated. A small change of x changes nothing there, so the "
     "gradient must be 0.",
 )
-bank.slip(4, "passes-everywhere", (" * ((steps >= least) & (steps <= most))", ""))
-bank.slip(4, "passes-everywhere", ("((steps >= least) & (steps <= most))", "((steps >= least) | (steps <= most))"))
-bank.variant(4, "passes-everywhere", FUNCTION, ("return grad * inside, None", "return grad, None"))
+bank.slip("passes-everywhere", (" * ((steps >= least) & (steps <= most))", ""))
+bank.slip("passes-everywhere", ("((steps >= least) & (steps <= most))", "((steps >= least) | (steps <= most))"))
+bank.variant("passes-everywhere", FUNCTION, ("return grad * inside, None", "return grad, None"))
 bank.variant(
-    4,
     "passes-everywhere",
     CLAMPED,
     ("kept = torch.minimum(torch.maximum(x, (least - zero) * scale), (most - zero) * scale)", "kept = x"),
 )
 
 bank.hint(
-    4,
     "passes-outside",
     "It is the other way round: the gradient passes within the range and is 0 where numbers are saturated.",
 )
-bank.slip(4, "passes-outside", ("* ((steps >= least) & (steps <= most))", "* ((steps < least) | (steps > most))"))
-bank.variant(4, "passes-outside", FUNCTION, ("return grad * inside, None", "return grad * ~inside, None"))
+bank.slip("passes-outside", ("* ((steps >= least) & (steps <= most))", "* ((steps < least) | (steps > most))"))
+bank.variant("passes-outside", FUNCTION, ("return grad * inside, None", "return grad * ~inside, None"))
 
 bank.hint(
-    4,
     "zero-point-in-range",
     "A number is saturated when its integer, including the zero point, is outside the limits. You leave out the "
     "zero point, so another range is cut off.",
 )
-bank.slip(4, "zero-point-in-range", ("steps = torch.round(x / scale) + zero", "steps = torch.round(x / scale)"))
+bank.slip("zero-point-in-range", ("steps = torch.round(x / scale) + zero", "steps = torch.round(x / scale)"))
 bank.variant(
-    4,
     "zero-point-in-range",
     FUNCTION,
     (
@@ -196,12 +182,11 @@ bank.variant(
     ),
 )
 
-bank.hint(4, "one-end", "A range has two ends, and numbers are saturated at both.")
-bank.slip(4, "one-end", ("((steps >= least) & (steps <= most))", "(steps <= most)"))
-bank.slip(4, "one-end", ("((steps >= least) & (steps <= most))", "(steps >= least)"))
-bank.slip(4, "one-end", ("((steps >= least) & (steps <= most))", "(steps.abs() <= most)"))
+bank.hint("one-end", "A range has two ends, and numbers are saturated at both.")
+bank.slip("one-end", ("((steps >= least) & (steps <= most))", "(steps <= most)"))
+bank.slip("one-end", ("((steps >= least) & (steps <= most))", "(steps >= least)"))
+bank.slip("one-end", ("((steps >= least) & (steps <= most))", "(steps.abs() <= most)"))
 bank.variant(
-    4,
     "one-end",
     CLAMPED,
     (
@@ -209,18 +194,16 @@ bank.variant(
         "torch.minimum(x, (most - zero) * scale)",
     ),
 )
-bank.variant(4, "one-end", FUNCTION, ("(steps >= least) & (steps <= most)", "steps >= least"))
+bank.variant("one-end", FUNCTION, ("(steps >= least) & (steps <= most)", "steps >= least"))
 
 bank.hint(
-    4,
     "scaled-gradient",
     "The gradient is multiplied or divided by the scale. x and its rounded value have the same unit, so the "
     "gradient passes unchanged: times 1.",
 )
-bank.slip(4, "scaled-gradient", ("(x - x.detach())", "(x - x.detach()) * scale"))
-bank.slip(4, "scaled-gradient", ("(x - x.detach())", "(x - x.detach()) / scale"))
+bank.slip("scaled-gradient", ("(x - x.detach())", "(x - x.detach()) * scale"))
+bank.slip("scaled-gradient", ("(x - x.detach())", "(x - x.detach()) / scale"))
 bank.variant(
-    4,
     "scaled-gradient",
     FUNCTION,
     (
@@ -230,18 +213,16 @@ bank.variant(
 )
 
 bank.hint(
-    4,
     "wrong-gradient",
     "The gradient at x is wrong. It is 1 where the integer of x is within the limits, and 0 elsewhere.",
 )
-bank.slip(4, "wrong-gradient", ("(x - x.detach())", "(x - x.detach()) * 2"))
-bank.slip(4, "wrong-gradient", ("(x - x.detach())", "(x.detach() - x)"))
-bank.variant(4, "wrong-gradient", FUNCTION, ("return grad * inside, None", "return -grad * inside, None"))
+bank.slip("wrong-gradient", ("(x - x.detach())", "(x - x.detach()) * 2"))
+bank.slip("wrong-gradient", ("(x - x.detach())", "(x.detach() - x)"))
+bank.variant("wrong-gradient", FUNCTION, ("return grad * inside, None", "return -grad * inside, None"))
 
-bank.hint(4, "input-changed", "You changed x, the float32 weight that training updates. Work on a new tensor.")
-bank.slip(4, "input-changed", ("    return back", "    x.data.copy_(back)\n    return back"))
+bank.hint("input-changed", "You changed x, the float32 weight that training updates. Work on a new tensor.")
+bank.slip("input-changed", ("    return back", "    x.data.copy_(back)\n    return back"))
 bank.variant(
-    4,
     "input-changed",
     FUNCTION,
     (
@@ -250,18 +231,16 @@ bank.variant(
     ),
 )
 
-bank.hint(4, "layer-form", "fake_layer returns the output of the layer: one tensor with the shape of layer(x). A "
+bank.hint("layer-form", "fake_layer returns the output of the layer: one tensor with the shape of layer(x). A "
                            "convolution keeps its stride, padding, dilation and groups.")  # fmt: skip
 bank.slip(
-    4, "layer-form", ("return torch.func.functional_call(layer, ", "return weight, torch.func.functional_call(layer, ")
+    "layer-form", ("return torch.func.functional_call(layer, ", "return weight, torch.func.functional_call(layer, ")
 )
 bank.slip(
-    4,
     "layer-form",
     ('return torch.func.functional_call(layer, {"weight": weight}, fake_quantize(x, *of_x, bits))', "return weight"),
 )
 bank.variant(
-    4,
     "layer-form",
     FUNCTION,
     (
@@ -270,21 +249,21 @@ bank.variant(
     ),
 )
 
-bank.variant(4, "layer-form", FUNCTION, ("layer.padding, layer.dilation, layer.groups)", "layer.padding, groups=layer.groups)"))
+bank.variant(
+    "layer-form", FUNCTION, ("layer.padding, layer.dilation, layer.groups)", "layer.padding, groups=layer.groups)")
+)
 
 bank.hint(
-    4,
     "inputs-not-rounded",
     "Round the inputs too: from 0 to high, with the same number of bits, of the asymmetric kind.",
 )
-bank.slip(4, "inputs-not-rounded", ("fake_quantize(x, *of_x, bits)", "x"))
-bank.slip(4, "inputs-not-rounded", ("fake_quantize(x, *of_x, bits))", "x.clamp(0, high))"))
-bank.variant(4, "inputs-not-rounded", FUNCTION, ("    x = fake_quantize(x, *affine(0 * high, high, bits), bits)\n", ""))
+bank.slip("inputs-not-rounded", ("fake_quantize(x, *of_x, bits)", "x"))
+bank.slip("inputs-not-rounded", ("fake_quantize(x, *of_x, bits))", "x.clamp(0, high))"))
+bank.variant("inputs-not-rounded", FUNCTION, ("    x = fake_quantize(x, *affine(0 * high, high, bits), bits)\n", ""))
 
-bank.hint(4, "weights-not-rounded", "The weights are not rounded: you call the layer with its float32 weights.")
-bank.slip(4, "weights-not-rounded", ('{"weight": weight}', "{}"))
+bank.hint("weights-not-rounded", "The weights are not rounded: you call the layer with its float32 weights.")
+bank.slip("weights-not-rounded", ('{"weight": weight}', "{}"))
 bank.variant(
-    4,
     "weights-not-rounded",
     FUNCTION,
     ("x @ weight.T", "x @ layer.weight.T"),
@@ -292,16 +271,17 @@ bank.variant(
 )
 
 bank.hint(
-    4, "one-scale", "The weights of all channels share one scale here. Give each output channel, along axis 0, its "
-                    "own scale."
+    "one-scale",
+    "The weights of all channels share one scale here. Give each output channel, along axis 0, its own scale.",
 )
-bank.slip(4, "one-scale", ("extremes(layer.weight, 0)", "extremes(layer.weight)"))
-bank.variant(4, "one-scale", FUNCTION, ("amax(axes, keepdim=True)", "max()"))
+bank.slip("one-scale", ("extremes(layer.weight, 0)", "extremes(layer.weight)"))
+bank.variant("one-scale", FUNCTION, ("amax(axes, keepdim=True)", "max()"))
 
-bank.hint(4, "asymmetric-weights", "Weights are of the symmetric kind: their range reaches as far below 0 as "
-                                   "above, and the zero point is 0.")
+bank.hint(
+    "asymmetric-weights",
+    "Weights are of the symmetric kind: their range reaches as far below 0 as above, and the zero point is 0.",
+)
 bank.slip(
-    4,
     "asymmetric-weights",
     (
         "of_weight = affine(*extremes(layer.weight, 0), bits, symmetric=True)",
@@ -310,7 +290,6 @@ bank.slip(
     ("fake_quantize(layer.weight, *of_weight, bits, symmetric=True)", "fake_quantize(layer.weight, *of_weight, bits)"),
 )
 bank.variant(
-    4,
     "asymmetric-weights",
     CLAMPED,
     ("affine(*extremes(layer.weight.detach(), 0), bits, True)", "affine(*extremes(layer.weight.detach(), 0), bits)"),
@@ -318,14 +297,12 @@ bank.variant(
     ("quantize(weight.detach(), scale, zero, bits, True)", "quantize(weight.detach(), scale, zero, bits)"),
 )
 
-bank.hint(4, "bias-lost", "The layer's bias is missing. It is not rounded, and is added after the product.")
+bank.hint("bias-lost", "The layer's bias is missing. It is not rounded, and is added after the product.")
 bank.slip(
-    4,
     "bias-lost",
     ('{"weight": weight}', '{"weight": weight, **({} if layer.bias is None else {"bias": 0 * layer.bias})}'),
 )
 bank.variant(
-    4,
     "bias-lost",
     FUNCTION,
     ("(0 if layer.bias is None else layer.bias)", "0"),
@@ -333,39 +310,34 @@ bank.variant(
 )
 
 bank.hint(
-    4,
     "wrong-layer",
     "The layer gives other numbers. Round its weights (symmetric, with one scale per channel) and its inputs (from "
     "0 to high) with `bits`; the rest is as in layer(x).",
 )
-bank.slip(4, "wrong-layer", ("extremes(layer.weight, 0)", "extremes(layer.weight, 1)"))
-bank.variant(4, "wrong-layer", FUNCTION, ("axes = tuple(range(1, layer.weight.dim()))", "axes = 0"))
+bank.slip("wrong-layer", ("extremes(layer.weight, 0)", "extremes(layer.weight, 1)"))
+bank.variant("wrong-layer", FUNCTION, ("axes = tuple(range(1, layer.weight.dim()))", "axes = 0"))
 
 bank.hint(
-    4,
     "other-inputs",
     "The inputs are rounded on another grid. Use the asymmetric kind, from 0 to high, whatever x holds, with "
     "`bits` in both affine and fake_quantize.",
 )
-bank.slip(4, "other-inputs", ("high, bits)\n", "high)\n"), ("fake_quantize(x, *of_x, bits)", "fake_quantize(x, *of_x)"))
-bank.slip(4, "other-inputs", ("torch.zeros_like(high), high, bits)", "-high, high, bits)"))
-bank.slip(4, "other-inputs", ("torch.zeros_like(high), high, bits)", "*extremes(x), bits)"))
+bank.slip("other-inputs", ("high, bits)\n", "high)\n"), ("fake_quantize(x, *of_x, bits)", "fake_quantize(x, *of_x)"))
+bank.slip("other-inputs", ("torch.zeros_like(high), high, bits)", "-high, high, bits)"))
+bank.slip("other-inputs", ("torch.zeros_like(high), high, bits)", "*extremes(x), bits)"))
 bank.slip(
-    4,
     "other-inputs",
     ("high, bits)\n", "high, bits, True)\n"),
     ("fake_quantize(x, *of_x, bits)", "fake_quantize(x, *of_x, bits, True)"),
 )
-bank.variant(4, "other-inputs", FUNCTION, ("affine(0 * high, high, bits)", "affine(-high, high, bits)"))
+bank.variant("other-inputs", FUNCTION, ("affine(0 * high, high, bits)", "affine(-high, high, bits)"))
 
 bank.hint(
-    4,
     "masters-lost",
     "The layer no longer holds its float32 weights. Training moves them by less than a step of the grid: if you "
     "keep them rounded, they never leave it. Call the layer with another weight, and don't change its own.",
 )
 bank.slip(
-    4,
     "masters-lost",
     (
         'return torch.func.functional_call(layer, {"weight": weight}, fake_quantize(x, *of_x, bits))',
@@ -373,69 +345,63 @@ bank.slip(
     ),
 )
 bank.slip(
-    4,
     "masters-lost",
     (
         'return torch.func.functional_call(layer, {"weight": weight}, fake_quantize(x, *of_x, bits))',
         "layer.weight = nn.Parameter(weight.detach())\n    return layer(fake_quantize(x, *of_x, bits))",
     ),
 )
-bank.variant(4, "masters-lost", CLAMPED, ("    weight = back +", "    layer.weight.data = back\n    weight = back +"))
+bank.variant("masters-lost", CLAMPED, ("    weight = back +", "    layer.weight.data = back\n    weight = back +"))
 
 bank.hint(
-    4,
     "inputs-detached",
     "The gradient stops at the inputs, so the layers before this one would learn nothing. Call fake_quantize on x "
     "itself.",
 )
-bank.slip(4, "inputs-detached", ("fake_quantize(x, *of_x, bits)", "fake_quantize(x.detach(), *of_x, bits)"))
-bank.slip(4, "inputs-detached", ("fake_quantize(x, *of_x, bits)", "dequantize(quantize(x, *of_x, bits), *of_x)"))
-bank.variant(4, "inputs-detached", FUNCTION, ("x = fake_quantize(x,", "x = fake_quantize(x.detach(),"))
+bank.slip("inputs-detached", ("fake_quantize(x, *of_x, bits)", "fake_quantize(x.detach(), *of_x, bits)"))
+bank.slip("inputs-detached", ("fake_quantize(x, *of_x, bits)", "dequantize(quantize(x, *of_x, bits), *of_x)"))
+bank.variant("inputs-detached", FUNCTION, ("x = fake_quantize(x,", "x = fake_quantize(x.detach(),"))
 
 bank.hint(
-    4,
     "weights-detached",
     "No gradient arrives at the layer's float32 weights, so an optimizer cannot move them. Call fake_quantize on layer.weight itself.",
 )
-bank.slip(4, "weights-detached", ("fake_quantize(layer.weight,", "fake_quantize(layer.weight.detach(),"))
-bank.slip(4, "weights-detached", ("fake_quantize(layer.weight,", "fake_quantize(layer.weight.data,"))
-bank.variant(4, "weights-detached", FUNCTION, ("fake_quantize(layer.weight,", "fake_quantize(layer.weight.data,"))
+bank.slip("weights-detached", ("fake_quantize(layer.weight,", "fake_quantize(layer.weight.detach(),"))
+bank.slip("weights-detached", ("fake_quantize(layer.weight,", "fake_quantize(layer.weight.data,"))
+bank.variant("weights-detached", FUNCTION, ("fake_quantize(layer.weight,", "fake_quantize(layer.weight.data,"))
 
 bank.hint(
-    4,
     "ends-cut",
     "The largest weight of each channel gets no gradient, or half of it. It is at the end of the range, and is not "
     "saturated: use `<=` and `>=` on the rounded integers. torch.minimum, and clamp with tensors as limits, halve "
     "the gradient there.",
 )
-bank.slip(4, "ends-cut", ("(steps >= least) & (steps <= most)", "(steps > least) & (steps < most)"))
-bank.slip(4, "ends-cut", ("return back + (x - x.detach()) * ((steps >= least) & (steps <= most))",
+bank.slip("ends-cut", ("(steps >= least) & (steps <= most)", "(steps > least) & (steps < most)"))
+bank.slip("ends-cut", ("return back + (x - x.detach()) * ((steps >= least) & (steps <= most))",
           "kept = torch.minimum(torch.maximum(x, (least - zero) * scale), (most - zero) * scale)\n    return kept + (back - kept).detach()"))  # fmt: skip
-bank.variant(4, "ends-cut", FUNCTION, ("(steps >= least) & (steps <= most)", "(steps > least) & (steps < most)"))
+bank.variant("ends-cut", FUNCTION, ("(steps >= least) & (steps <= most)", "(steps > least) & (steps < most)"))
 
 bank.hint(
-    4,
     "eight-bits",
     "You compute the scales with `bits`, but don't pass it to fake_quantize, which then uses 8 and saturates too "
     "late. Pass `bits` there too.",
 )
-bank.slip(4, "eight-bits", ("*of_weight, bits, symmetric=True)", "*of_weight, symmetric=True)"), ("*of_x, bits)", "*of_x)"))
-bank.slip(4, "eight-bits", ("fake_quantize(x, *of_x, bits)", "fake_quantize(x, *of_x)"))
-bank.variant(4, "eight-bits", CLAMPED, ("bits, False), bits, False)", "bits, False))"))
+bank.slip(
+    "eight-bits", ("*of_weight, bits, symmetric=True)", "*of_weight, symmetric=True)"), ("*of_x, bits)", "*of_x)")
+)
+bank.slip("eight-bits", ("fake_quantize(x, *of_x, bits)", "fake_quantize(x, *of_x)"))
+bank.variant("eight-bits", CLAMPED, ("bits, False), bits, False)", "bits, False))"))
 
 bank.hint(
-    4,
     "wrong-layer-gradient",
     "The gradients of the inputs, weights and bias are wrong. They are those of the layer with rounded weights and "
     "inputs, passed through by your fake_quantize.",
 )
 bank.slip(
-    4,
     "wrong-layer-gradient",
     ('{"weight": weight}', '{"weight": weight, **({} if layer.bias is None else {"bias": layer.bias.detach()})}'),
 )
 bank.slip(
-    4,
     "wrong-layer-gradient",
     (
         "fake_quantize(layer.weight, *of_weight, bits, symmetric=True)",
@@ -443,7 +409,6 @@ bank.slip(
     ),
 )
 bank.variant(
-    4,
     "wrong-layer-gradient",
     FUNCTION,
     ("else layer.bias)", "else layer.bias.detach())"),
@@ -451,12 +416,10 @@ bank.variant(
 )
 
 bank.hint(
-    4,
     "old-scale",
     "After an optimizer step the weights have changed, and so has their range: compute it again in each call.",
 )
 bank.slip(
-    4,
     "old-scale",
     (
         "    with torch.no_grad():\n        of_weight = affine(*extremes(layer.weight, 0), bits, symmetric=True)\n",
@@ -464,7 +427,6 @@ bank.slip(
     ),
 )
 bank.variant(
-    4,
     "old-scale",
     FUNCTION,
     ("    weight = fake", "    layer.top = top = getattr(layer, 'top', top)\n    weight = fake"),

@@ -1,4 +1,4 @@
-"""Answers to balise 1 of 07_data_augmentation: RandAugment in its place."""
+"""Answers to balise 1 of 07_data_augmentation: RandAugment in the right place."""
 
 import numpy as np
 import torch
@@ -7,13 +7,13 @@ from torchvision.transforms import v2
 
 from tests.answers.bank import Bank
 
-bank = Bank("07_data_augmentation")
+bank = Bank("07_data_augmentation", 1)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NORMALIZE = ("v2.Normalize(MEAN, STD)", "v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))")
 FLIP = ", v2.RandomHorizontalFlip()"
 
 
-@bank.right(1)
+@bank.right()
 def make_transform(size, augment):
     """Tensors of levels from the start, other magnitude."""
     steps = [v2.PILToTensor(), v2.Lambda(lambda x: x.expand(3, -1, -1) if x.shape[0] == 1 else x[:3])]
@@ -22,7 +22,7 @@ def make_transform(size, augment):
     return v2.Compose(steps + [v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean=MEAN, std=STD)])
 
 
-@bank.right(1)
+@bank.right()
 def make_transform(size, augment):
     """The transforms of the first version, in a function."""
     window, flip, policy = v1.RandomResizedCrop(size), v1.RandomHorizontalFlip(), v1.RandAugment()
@@ -36,7 +36,7 @@ def make_transform(size, augment):
     return transform
 
 
-bank.slip(1, None, ("v2.RandAugment()", "v2.RandAugment(num_ops=3, magnitude=5)"), NORMALIZE)
+bank.slip(None, ("v2.RandAugment()", "v2.RandAugment(num_ops=3, magnitude=5)"), NORMALIZE)
 HAND = '''
 from torchvision import transforms as v1
 
@@ -56,7 +56,7 @@ def make_transform(size, augment):
 
     return transform
 '''
-bank.text(1, None, HAND)
+bank.text(None, HAND)
 
 FIRST = '''
 from torchvision import transforms as v1
@@ -79,41 +79,42 @@ def make_transform(size, augment):
 
     return Transform()
 '''
-bank.text(1, None, FIRST)
-
-
-bank.hint(1, "transform-not-callable", "make_transform must return a function that takes a PIL image.")
+bank.text(None, FIRST)
+bank.hint("transform-not-callable", "make_transform must return a function that takes a PIL image.")
 bank.slip(
-    1,
     "transform-not-callable",
     ("return v2.Compose(steps)", "return steps"),
     ("v2.Normalize(MEAN, STD)", "v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"),
 )
-bank.variant(1, "transform-not-callable", FIRST, ("return Transform()", "return Transform().steps.transforms"))
+bank.variant("transform-not-callable", FIRST, ("return Transform()", "return Transform().steps.transforms"))
 
-bank.slip(1, "nothing-returned", ("return v2.Compose(steps)", "return lambda image: None"), NORMALIZE)
+bank.slip("nothing-returned", ("return v2.Compose(steps)", "return lambda image: None"), NORMALIZE)
 
-bank.hint(1, "transform-shape", "The result must be a float32 tensor of shape (3, size, size).")
-bank.slip(1, "transform-shape", ("v2.RandomResizedCrop(size)", "v2.RandomResizedCrop(2 * size)"), NORMALIZE)
-bank.slip(1, "transform-shape", ("torch.float32, scale=True", "torch.float64, scale=True"), NORMALIZE)
-bank.variant(1, "transform-shape", HAND, ("torch.float32", "torch.float64"))
-bank.variant(1, "transform-shape", FIRST, ("(size, size), scale", "(size, 2 * size), scale"))
+bank.hint("transform-shape", "The result must be a float32 tensor of shape (3, size, size).")
+bank.slip("transform-shape", ("v2.RandomResizedCrop(size)", "v2.RandomResizedCrop(2 * size)"), NORMALIZE)
+bank.slip("transform-shape", ("torch.float32, scale=True", "torch.float64, scale=True"), NORMALIZE)
+bank.variant("transform-shape", HAND, ("torch.float32", "torch.float64"))
+bank.variant("transform-shape", FIRST, ("(size, size), scale", "(size, 2 * size), scale"))
 
-bank.hint(1, "not-normalised", "The pixels aren't normalised as asked: scale them to [0, 1], then subtract MEAN "
-                               "and divide by STD.")
-bank.slip(1, "not-normalised", (", v2.Normalize(MEAN, STD)", ""))
-bank.slip(1, "not-normalised", ("scale=True", "scale=False"), NORMALIZE)
-bank.slip(1, "not-normalised", ("v2.Normalize(MEAN, STD)", "v2.Normalize((0.5,) * 3, (0.5,) * 3)"))
-BRIGHT = "v2.Lambda(lambda x: x.float() / 255 if x.max() > 1 else x.float())"  # guesses from one image what the levels are
-bank.slip(1, "not-normalised", ("v2.ToDtype(torch.float32, scale=True)", BRIGHT), NORMALIZE)
-bank.variant(1, "not-normalised", HAND, ("scale=True", "scale=max(high for _, high in window.getextrema()) > 1"))
-bank.variant(1, "not-normalised", FIRST, (", v1.Normalize(list(MEAN), list(STD))", ""))
-bank.variant(1, "not-normalised", HAND, ("scale=True", "scale=False"))
+bank.hint(
+    "not-normalised",
+    "The pixels aren't normalised as asked: scale them to [0, 1], then subtract MEAN and divide by STD.",
+)
+bank.slip("not-normalised", (", v2.Normalize(MEAN, STD)", ""))
+bank.slip("not-normalised", ("scale=True", "scale=False"), NORMALIZE)
+bank.slip("not-normalised", ("v2.Normalize(MEAN, STD)", "v2.Normalize((0.5,) * 3, (0.5,) * 3)"))
+BRIGHT = (
+    "v2.Lambda(lambda x: x.float() / 255 if x.max() > 1 else x.float())"  # guesses from one image what the levels are
+)
+bank.slip("not-normalised", ("v2.ToDtype(torch.float32, scale=True)", BRIGHT), NORMALIZE)
+bank.variant("not-normalised", HAND, ("scale=True", "scale=max(high for _, high in window.getextrema()) > 1"))
+bank.variant("not-normalised", FIRST, (", v1.Normalize(list(MEAN), list(STD))", ""))
+bank.variant("not-normalised", HAND, ("scale=True", "scale=False"))
 
-bank.hint(1, "grey-refused", 'A grey photograph has one channel: call convert("RGB") first.')
+bank.hint("grey-refused", 'A grey photograph has one channel: call convert("RGB") first.', edge=True)
 
 
-@bank.wrong(1, "grey-refused")
+@bank.wrong("grey-refused")
 def make_transform(size, augment):
     crop, policy = v1.RandomResizedCrop(size), v1.RandAugment()
 
@@ -125,80 +126,71 @@ def make_transform(size, augment):
     return transform
 
 
-bank.variant(1, "grey-refused", FIRST, ('v1.Lambda(lambda image: image.convert("RGB")), ', ""))
-bank.variant(1, "grey-refused", FIRST, ('image.convert("RGB")', 'image if augment else image.convert("RGB")'))
+bank.variant("grey-refused", FIRST, ('v1.Lambda(lambda image: image.convert("RGB")), ', ""))
+bank.variant("grey-refused", FIRST, ('image.convert("RGB")', 'image if augment else image.convert("RGB")'))
 
-bank.hint(1, "no-randaugment", "With augment=True, RandAugment was never called.")
-bank.slip(1, "no-randaugment", ("    if augment:\n        steps.append(v2.RandAugment())\n", ""), NORMALIZE)
-bank.slip(1, "no-randaugment", ("v2.RandAugment()", "v2.ColorJitter(0.4, 0.4)"), NORMALIZE)
+bank.hint("no-randaugment", "With augment=True, RandAugment was never called.")
+bank.slip("no-randaugment", ("    if augment:\n        steps.append(v2.RandAugment())\n", ""), NORMALIZE)
+bank.slip("no-randaugment", ("v2.RandAugment()", "v2.ColorJitter(0.4, 0.4)"), NORMALIZE)
 bank.slip(
-    1,
     "no-randaugment",
     ("v2.RandAugment()", "v2.RandomApply([v2.RandAugment()], p=0.0)"),
     NORMALIZE,
 )
-bank.variant(1, "no-randaugment", HAND, ("window = v2.RandAugment()(window)", "window = v2.AutoAugment()(window)"))
-bank.variant(1, "no-randaugment", FIRST, ("[v1.RandAugment(2, 9)]", "[v1.TrivialAugmentWide()]"))
+bank.variant("no-randaugment", HAND, ("window = v2.RandAugment()(window)", "window = v2.AutoAugment()(window)"))
+bank.variant("no-randaugment", FIRST, ("[v1.RandAugment(2, 9)]", "[v1.TrivialAugmentWide()]"))
 
-bank.hint(1, "randaugment-always", "With augment=False, RandAugment was called anyway.")
-bank.slip(1, "randaugment-always", ("    if augment:\n        steps", "    if True:\n        steps"), NORMALIZE)
-bank.variant(1, "randaugment-always", HAND, ("if augment:", "if size:"))
-bank.variant(1, "randaugment-always", FIRST, (" if augment else []", ""))
+bank.hint("randaugment-always", "With augment=False, RandAugment was called anyway.")
+bank.slip("randaugment-always", ("    if augment:\n        steps", "    if True:\n        steps"), NORMALIZE)
+bank.variant("randaugment-always", HAND, ("if augment:", "if size:"))
+bank.variant("randaugment-always", FIRST, (" if augment else []", ""))
 
-bank.hint(1, "randaugment-twice", "RandAugment was called {got} times for {expected} images.")
+bank.hint("randaugment-twice", "RandAugment was called {got} times for {expected} images.")
 bank.slip(
-    1,
     "randaugment-twice",
     ("        steps.append(v2.RandAugment())", "        steps += [v2.RandAugment(), v2.RandAugment()]"),
     NORMALIZE,
 )
-bank.variant(1, "randaugment-twice", HAND, ("v2.RandAugment()(window)", "v2.RandAugment()(v2.RandAugment()(window))"))
-bank.variant(1, "randaugment-twice", FIRST, ("[v1.RandAugment(2, 9)]", "[v1.RandAugment(2, 9)] * 3"))
+bank.variant("randaugment-twice", HAND, ("v2.RandAugment()(window)", "v2.RandAugment()(v2.RandAugment()(window))"))
+bank.variant("randaugment-twice", FIRST, ("[v1.RandAugment(2, 9)]", "[v1.RandAugment(2, 9)] * 3"))
 
 bank.hint(
-    1,
     "randaugment-before-crop",
     "RandAugment worked on {got[1]} × {got[0]} pixels, which are then reduced to {expected[1]} × {expected[0]}. On "
     "the smaller image, it does a fraction of the work.",
 )
-bank.slip(1, "randaugment-before-crop", ("        steps.append(", "        steps.insert(1, "), NORMALIZE)
+bank.slip("randaugment-before-crop", ("        steps.append(", "        steps.insert(1, "), NORMALIZE)
 bank.variant(
-    1,
     "randaugment-before-crop",
     FIRST,
     ("self.steps = v1.Compose([*steps,", "self.steps = v1.Compose([*steps[::-1][: int(augment)], *steps[: 3],"),
 )
 
 bank.slip(  # after the crop, and before the window has its size
-    1,
     "randaugment-before-crop",
     ("RandomResizedCrop(size)", "RandomResizedCrop(3 * size)"),
     ("v2.ToImage()", "v2.Resize(size), v2.ToImage()"),
     NORMALIZE,
 )
 bank.variant(
-    1,
     "randaugment-before-crop",
     FIRST,
     ("(size, size), scale", "(2 * size, 2 * size), scale"),
     ("v1.ToTensor()", "v1.Resize((size, size)), v1.ToTensor()"),
 )
 
-bank.hint(1, "no-random-crop", "Two calls gave the same window. The crop (RandomResizedCrop) must be random.")
+bank.hint("no-random-crop", "Two calls gave the same window. The crop (RandomResizedCrop) must be random.")
 bank.slip(
-    1,
     "no-random-crop",
     ("v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()", "v2.Resize(size), v2.CenterCrop(size)"),
     NORMALIZE,
 )
 bank.variant(
-    1,
     "no-random-crop",
     HAND,
     ("v2.RandomResizedCrop(size, interpolation=v2.InterpolationMode.BICUBIC)", "v2.Resize((size, size))"),
 )
 bank.variant(
-    1,
     "no-random-crop",
     FIRST,
     ("v1.RandomResizedCrop((size, size), scale=(0.2, 1.0))", "v1.CenterCrop(size)"),
@@ -206,14 +198,14 @@ bank.variant(
 )
 
 bank.hint(
-    1,
     "randaugment-on-floats",
     "RandAugment got floating-point pixels. Posterise, equalise and solarise work on levels from 0 to 255: call it "
     "before the conversion to float.",
+    edge=True,
 )
 
 
-@bank.wrong(1, "randaugment-on-floats")
+@bank.wrong("randaugment-on-floats")
 def make_transform(size, augment):
     steps = [v2.RGB(), v2.RandomResizedCrop(size), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
     if augment:
@@ -221,7 +213,7 @@ def make_transform(size, augment):
     return v2.Compose([*steps, v2.Normalize(MEAN, STD)])
 
 
-@bank.wrong(1, "randaugment-on-floats")
+@bank.wrong("randaugment-on-floats")
 def make_transform(size, augment):
     steps = [
         v2.RGB(),
@@ -234,7 +226,6 @@ def make_transform(size, augment):
 
 
 bank.variant(
-    1,
     "randaugment-on-floats",
     HAND,
     (
@@ -244,99 +235,98 @@ bank.variant(
 )
 
 bank.hint(
-    1,
     "randaugment-idle",
     "RandAugment was called, but with num_ops={got[0]} and magnitude={got[1]}, so it changes next to nothing. The "
     "defaults are 2 and 9.",
 )
-bank.slip(1, "randaugment-idle", ("v2.RandAugment()", "v2.RandAugment(num_ops=0)"), NORMALIZE)
-bank.slip(1, "randaugment-idle", ("v2.RandAugment()", "v2.RandAugment(magnitude=0)"), NORMALIZE)
-bank.variant(1, "randaugment-idle", FIRST, ("RandAugment(2, 9)", "RandAugment(2, 0)"))
-bank.variant(1, "randaugment-idle", HAND, ("RandAugment()", "RandAugment(num_ops=0)"))
-
-bank.hint(1, "no-flip", "No image was mirrored, or too few were. Half of them should be, left to right: toss a "
-                        "coin for each image, not one for all.")
-bank.slip(1, "no-flip", (FLIP, ""), NORMALIZE)
-bank.slip(1, "no-flip", (FLIP, ", *([] if augment else [v2.RandomHorizontalFlip()])"), NORMALIZE)
-bank.slip(1, "no-flip", ("RandomHorizontalFlip()", "RandomHorizontalFlip(0.05)"), NORMALIZE)
-bank.slip(1, "no-flip", ("RandomHorizontalFlip()", "RandomHorizontalFlip(0.25)"), NORMALIZE)
-bank.variant(1, "no-flip", HAND, ("x = x.flip(-1) if torch.rand(()) < 0.5 else x", ""))
-bank.variant(1, "no-flip", FIRST, ("RandomHorizontalFlip()", "RandomHorizontalFlip(p=0)"))
-ONCE = "*([v2.RandomHorizontalFlip(1)] if __import__('random').Random({}).random() < 0.5 else [])]"  # when it is made
-bank.slip(1, "no-flip", ("v2.RandomHorizontalFlip()]", ONCE.format(0)), NORMALIZE)
-
-bank.hint(1, "always-flipped", "Every image was mirrored, or too many were. Half of them should be: toss a coin "
-                               "for each image, not one for all.")
-bank.slip(1, "always-flipped", ("RandomHorizontalFlip()", "RandomHorizontalFlip(p=1)"), NORMALIZE)
-bank.variant(1, "always-flipped", HAND, ("if torch.rand(()) < 0.5 else x", ""))
-bank.slip(1, "always-flipped", ("v2.RandomHorizontalFlip()]", ONCE.format(1)), NORMALIZE)
-
-bank.hint(1, "flip-upside-down", "Photographs came out upside down. Mirror them left to right only.")
-bank.slip(1, "flip-upside-down", ("RandomHorizontalFlip", "RandomVerticalFlip"), NORMALIZE)
-bank.variant(1, "flip-upside-down", HAND, ("flip(-1)", "flip(-2)"))
-bank.variant(1, "flip-upside-down", FIRST, ("RandomHorizontalFlip", "RandomVerticalFlip"))
+bank.slip("randaugment-idle", ("v2.RandAugment()", "v2.RandAugment(num_ops=0)"), NORMALIZE)
+bank.slip("randaugment-idle", ("v2.RandAugment()", "v2.RandAugment(magnitude=0)"), NORMALIZE)
+bank.variant("randaugment-idle", FIRST, ("RandAugment(2, 9)", "RandAugment(2, 0)"))
+bank.variant("randaugment-idle", HAND, ("RandAugment()", "RandAugment(num_ops=0)"))
 
 bank.hint(
-    1,
+    "no-flip",
+    "No image was mirrored, or too few were. Half of them should be, left to right: toss a "
+    "coin for each image, not one for all.",
+)
+bank.slip("no-flip", (FLIP, ""), NORMALIZE)
+bank.slip("no-flip", (FLIP, ", *([] if augment else [v2.RandomHorizontalFlip()])"), NORMALIZE)
+bank.slip("no-flip", ("RandomHorizontalFlip()", "RandomHorizontalFlip(0.05)"), NORMALIZE)
+bank.slip("no-flip", ("RandomHorizontalFlip()", "RandomHorizontalFlip(0.25)"), NORMALIZE)
+bank.variant("no-flip", HAND, ("x = x.flip(-1) if torch.rand(()) < 0.5 else x", ""))
+bank.variant("no-flip", FIRST, ("RandomHorizontalFlip()", "RandomHorizontalFlip(p=0)"))
+ONCE = "*([v2.RandomHorizontalFlip(1)] if __import__('random').Random({}).random() < 0.5 else [])]"  # when it is made
+bank.slip("no-flip", ("v2.RandomHorizontalFlip()]", ONCE.format(0)), NORMALIZE)
+
+bank.hint(
+    "always-flipped",
+    "Every image was mirrored, or too many were. Half of them should be: toss a coin for each image, not one for all.",
+)
+bank.slip("always-flipped", ("RandomHorizontalFlip()", "RandomHorizontalFlip(p=1)"), NORMALIZE)
+bank.variant("always-flipped", HAND, ("if torch.rand(()) < 0.5 else x", ""))
+bank.slip("always-flipped", ("v2.RandomHorizontalFlip()]", ONCE.format(1)), NORMALIZE)
+
+bank.hint("flip-upside-down", "Photographs came out upside down. Mirror them left to right only.")
+bank.slip("flip-upside-down", ("RandomHorizontalFlip", "RandomVerticalFlip"), NORMALIZE)
+bank.variant("flip-upside-down", HAND, ("flip(-1)", "flip(-2)"))
+bank.variant("flip-upside-down", FIRST, ("RandomHorizontalFlip", "RandomVerticalFlip"))
+
+bank.hint(
     "size-ignored",
     "Sizes 48 and 31 were asked for, but {got[0]} and {got[1]} came out. Do you use `size` everywhere?",
+    edge=True,
 )
-bank.slip(1, "size-ignored", ("v2.RandomResizedCrop(size)", "v2.RandomResizedCrop(224)"), NORMALIZE)
-bank.slip(1, "size-ignored", ("v2.RandomResizedCrop(size)", "v2.RandomResizedCrop(48)"), NORMALIZE)
-bank.variant(1, "size-ignored", HAND, ("RandomResizedCrop(size", "RandomResizedCrop(224"))
-bank.variant(1, "size-ignored", FIRST, ("(size, size)", "(48, 48)"))
+bank.slip("size-ignored", ("v2.RandomResizedCrop(size)", "v2.RandomResizedCrop(224)"), NORMALIZE)
+bank.slip("size-ignored", ("v2.RandomResizedCrop(size)", "v2.RandomResizedCrop(48)"), NORMALIZE)
+bank.variant("size-ignored", HAND, ("RandomResizedCrop(size", "RandomResizedCrop(224"))
+bank.variant("size-ignored", FIRST, ("(size, size)", "(48, 48)"))
 
 bank.hint(
-    1,
     "randaugment-sometimes",
     "With augment=True, RandAugment was called for {got} of {expected} images. It draws its operations for every "
     "image itself: no RandomApply, no RandomChoice.",
 )
-bank.slip(1, "randaugment-sometimes", ("v2.RandAugment()", "v2.RandomApply([v2.RandAugment()], p=0.9)"), NORMALIZE)
-bank.variant(1, "randaugment-sometimes", HAND, ("if augment:", "if augment and torch.rand(()) < 0.85:"))
+bank.slip("randaugment-sometimes", ("v2.RandAugment()", "v2.RandomApply([v2.RandAugment()], p=0.9)"), NORMALIZE)
+bank.variant("randaugment-sometimes", HAND, ("if augment:", "if augment and torch.rand(()) < 0.85:"))
 
 bank.hint(
-    1,
     "augmented-not-normalised",
     "Without augment the pixels are normalised, but with augment they aren't. What comes after RandAugment must be "
     "the same in both cases.",
 )
 bank.slip(
-    1,
     "augmented-not-normalised",
     ("v2.Normalize(MEAN, STD)", "*([] if augment else [v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))])"),
 )
-bank.variant(1, "augmented-not-normalised", HAND, ("return x.sub", "return x if augment else x.sub"))
+bank.variant("augmented-not-normalised", HAND, ("return x.sub", "return x if augment else x.sub"))
 
 bank.hint(
-    1,
     "crop-not-resized",
     "All windows show the same share of the photograph. RandomResizedCrop draws the size and the proportions too.",
+    edge=True,
 )
-bank.slip(1, "crop-not-resized", ("v2.RandomResizedCrop(size)", "v2.RandomCrop(size, pad_if_needed=True)"), NORMALIZE)
+bank.slip("crop-not-resized", ("v2.RandomResizedCrop(size)", "v2.RandomCrop(size, pad_if_needed=True)"), NORMALIZE)
 bank.variant(
-    1,
     "crop-not-resized",
     FIRST,
     ("v1.RandomResizedCrop((size, size), scale=(0.2, 1.0))", "v1.RandomCrop(size, pad_if_needed=True)"),
 )
 
 bank.hint(
-    1,
     "small-refused",
     "A photograph smaller than the window fails: {got}. RandomResizedCrop enlarges the part that it cuts out.",
+    edge=True,
 )
-bank.slip(1, "small-refused", ("v2.RandomResizedCrop(size)", "v2.RandomCrop(size)"), NORMALIZE)
-bank.variant(1, "small-refused", FIRST, ("v1.RandomResizedCrop((size, size), scale=(0.2, 1.0))", "v1.RandomCrop(size)"))
+bank.slip("small-refused", ("v2.RandomResizedCrop(size)", "v2.RandomCrop(size)"), NORMALIZE)
+bank.variant("small-refused", FIRST, ("v1.RandomResizedCrop((size, size), scale=(0.2, 1.0))", "v1.RandomCrop(size)"))
 
 bank.hint(
-    1,
     "randaugment-lost",
     "RandAugment was called, but you go on with the image from before. It returns a new image.",
 )
 
 
-@bank.wrong(1, "randaugment-lost")
+@bank.wrong("randaugment-lost")
 def make_transform(size, augment):
     window, policy, flip = v2.RandomResizedCrop(size), v2.RandAugment(), v2.RandomHorizontalFlip()
 
@@ -350,25 +340,45 @@ def make_transform(size, augment):
     return transform
 
 
-bank.variant(1, "randaugment-lost", HAND, ("window = v2.RandAugment()", "v2.RandAugment()"))
-bank.hint(
-    1, "axes-swapped", "Rows and columns are swapped: left to right became top to bottom. An array is (height, "
+bank.variant("randaugment-lost", HAND, ("window = v2.RandAugment()", "v2.RandAugment()"))
+bank.hint("axes-swapped", "Rows and columns are swapped: left to right became top to bottom. An array is (height, "
                        "width, channels), but torch wants (channels, height, width): permute(2, 0, 1).",
 )  # fmt: skip
-bank.slip(1, "axes-swapped", ("v2.ToImage(), ", "v2.ToImage(), v2.Lambda(lambda x: x.transpose(1, 2)), "), NORMALIZE)
-bank.slip(1, "axes-swapped", ("steps = [v2.RGB(), ", "steps = [v2.RGB(), v2.Lambda(lambda x: x.transpose(5)), "), NORMALIZE, variant=True)
-bank.hint(1, "channels-mixed", "The three channels are in the wrong order. It must be red, green, blue.")
-bank.slip(1, "channels-mixed", ("v2.ToImage(), ", "v2.ToImage(), v2.Lambda(lambda x: x.flip(0)), "), NORMALIZE)
-bank.slip(1, "channels-mixed", ("v2.ToImage(), ", "v2.ToImage(), v2.Lambda(lambda x: x.roll(1, 0)), "), NORMALIZE, variant=True)
-bank.hint(1, "colours-lost", 'A coloured photograph came out grey. convert("RGB") turns a grey image into three '
-                             "channels and leaves the others unchanged.")
-bank.slip(1, "colours-lost", ("v2.RGB(), ", "v2.Grayscale(3), "), NORMALIZE)
-bank.slip(1, "colours-lost", ("v2.RGB(), ", 'v2.Lambda(lambda x: x.convert("L").convert("RGB")), '), NORMALIZE, variant=True)
+bank.slip("axes-swapped", ("v2.ToImage(), ", "v2.ToImage(), v2.Lambda(lambda x: x.transpose(1, 2)), "), NORMALIZE)
+bank.slip(
+    "axes-swapped",
+    ("steps = [v2.RGB(), ", "steps = [v2.RGB(), v2.Lambda(lambda x: x.transpose(5)), "),
+    NORMALIZE,
+    variant=True,
+)
+bank.hint("channels-mixed", "The three channels are in the wrong order. It must be red, green, blue.")
+bank.slip("channels-mixed", ("v2.ToImage(), ", "v2.ToImage(), v2.Lambda(lambda x: x.flip(0)), "), NORMALIZE)
+bank.slip(
+    "channels-mixed",
+    ("v2.ToImage(), ", "v2.ToImage(), v2.Lambda(lambda x: x.roll(1, 0)), "),
+    NORMALIZE,
+    variant=True,
+)
 bank.hint(
-    1, "augmented-channels-last", "RandAugment got (height, width, channels), but in torch the channels come "
+    "colours-lost",
+    'A coloured photograph came out grey. convert("RGB") turns a grey image into three '
+    "channels and leaves the others unchanged.",
+    edge=True,
+)
+bank.slip("colours-lost", ("v2.RGB(), ", "v2.Grayscale(3), "), NORMALIZE)
+bank.slip(
+    "colours-lost", ("v2.RGB(), ", 'v2.Lambda(lambda x: x.convert("L").convert("RGB")), '), NORMALIZE, variant=True
+)
+bank.hint("augmented-channels-last", "RandAugment got (height, width, channels), but in torch the channels come "
                                   "first. Call permute(2, 0, 1) before it.",
 )  # fmt: skip
-LAST = "v2.PILToTensor(), v2.Lambda(lambda x: x.movedim(0, 2)), v2.RandAugment(), v2.Lambda(lambda x: x.permute(2, 0, 1))"
-bank.slip(1, "augmented-channels-last", ("steps.append(v2.RandAugment())", f"steps += [{LAST}]"), NORMALIZE)
-TURNED = "v2.ToImage(), v2.Lambda(lambda x: x.permute(1, 2, 0)), v2.RandAugment(), v2.Lambda(lambda x: x.permute(2, 0, 1))"
-bank.slip(1, "augmented-channels-last", ("steps.append(v2.RandAugment())", f"steps += [{TURNED}]"), NORMALIZE, variant=True)
+LAST = (
+    "v2.PILToTensor(), v2.Lambda(lambda x: x.movedim(0, 2)), v2.RandAugment(), v2.Lambda(lambda x: x.permute(2, 0, 1))"
+)
+bank.slip("augmented-channels-last", ("steps.append(v2.RandAugment())", f"steps += [{LAST}]"), NORMALIZE)
+TURNED = (
+    "v2.ToImage(), v2.Lambda(lambda x: x.permute(1, 2, 0)), v2.RandAugment(), v2.Lambda(lambda x: x.permute(2, 0, 1))"
+)
+bank.slip(
+    "augmented-channels-last", ("steps.append(v2.RandAugment())", f"steps += [{TURNED}]"), NORMALIZE, variant=True
+)

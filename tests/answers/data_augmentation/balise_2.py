@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from tests.answers.bank import Bank
 
-bank = Bank("07_data_augmentation")
+bank = Bank("07_data_augmentation", 2)
 LAM = "lam = torch.distributions.Beta(a, a, validate_args=False).sample()"
 REFUSE2 = '    if not images.is_floating_point():\n        raise TypeError(f"mixup takes float images, not {images.dtype}: normalise first")\n'
 
@@ -25,10 +25,10 @@ def mixup(images, labels, classes, alpha):
     w = lam.to(x.dtype).reshape(-1, 1, 1, 1)
     return x * w + x[order] * (1 - w), labels * lam[:, None] + labels[order] * (1 - lam)[:, None]
 '''
-bank.text(2, None, PERMUTED)
+bank.text(None, PERMUTED)
 
 
-@bank.right(2)
+@bank.right()
 def mixup(images, labels, classes, alpha):
     """λ drawn on the CPU by NumPy and sent over; the batch read backwards as partner."""
     if images.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -43,7 +43,7 @@ def mixup(images, labels, classes, alpha):
     return torch.lerp(images.flip(0), images, w), torch.lerp(target.flip(0), target, lam[:, None])
 
 
-@bank.right(2)
+@bank.right()
 def mixup(images, labels, classes, alpha):
     """A pair of weights from a Dirichlet distribution, and einsum."""
     if not torch.is_floating_point(images):
@@ -59,7 +59,7 @@ def mixup(images, labels, classes, alpha):
     return mix(images), mix(soft)
 
 
-@bank.right(2)
+@bank.right()
 @torch.no_grad()
 def mixup(images, labels, classes, alpha):
     """λ by the CPU's Beta, a random roll drawn on the CPU, arithmetic in place on a copy."""
@@ -74,12 +74,11 @@ def mixup(images, labels, classes, alpha):
     return out, torch.lerp(soft.roll(shift, 0), soft, lam.unsqueeze(1))
 
 
-bank.slip(2, "nothing-returned", ("    return blend(images), blend(soft)", "    blend(images), blend(soft)"))
+bank.slip("nothing-returned", ("    return blend(images), blend(soft)", "    blend(images), blend(soft)"))
 
-bank.slip(2, "mix-form", ("return blend(images), blend(soft)", "return blend(images)"))
-bank.slip(2, "mix-form", ("return blend(images), blend(soft)", "return blend(images), labels"))
+bank.slip("mix-form", ("return blend(images), blend(soft)", "return blend(images)"))
+bank.slip("mix-form", ("return blend(images), blend(soft)", "return blend(images), labels"))
 bank.variant(
-    2,
     "mix-form",
     PERMUTED,
     (
@@ -88,26 +87,25 @@ bank.variant(
     ),
 )
 
-bank.slip(2, "labels-no-mass", ("return blend(images), blend(soft)", "return blend(images), blend(soft) * 0.9"))
-bank.variant(2, "labels-no-mass", PERMUTED, ("labels[order] * (1 - lam)", "labels[order] * lam"))
+bank.slip("labels-no-mass", ("return blend(images), blend(soft)", "return blend(images), blend(soft) * 0.9"))
+bank.variant("labels-no-mass", PERMUTED, ("labels[order] * (1 - lam)", "labels[order] * lam"))
 
-bank.slip(2, "nothing-mixed", ("return blend(images), blend(soft)", "return images.clone(), soft"))
+bank.slip("nothing-mixed", ("return blend(images), blend(soft)", "return images.clone(), soft"))
 bank.variant(
-    2,
     "nothing-mixed",
     PERMUTED,
     ("torch.randperm(images.shape[0], device=images.device)", "torch.arange(images.shape[0], device=images.device)"),
 )
 
-bank.slip(2, "labels-not-mixed", ("return blend(images), blend(soft)", "return blend(images), soft"))
-bank.variant(2, "labels-not-mixed", PERMUTED, ("labels * lam[:, None] + labels[order] * (1 - lam)[:, None]", "labels"))
+bank.slip("labels-not-mixed", ("return blend(images), blend(soft)", "return blend(images), soft"))
+bank.variant("labels-not-mixed", PERMUTED, ("labels * lam[:, None] + labels[order] * (1 - lam)[:, None]", "labels"))
 
 bank.slip(
-    2, "one-lambda", ("a = torch.full((len(images),), ", "a = torch.full((1,), "), (LAM, LAM + ".expand(len(images))")
+    "one-lambda", ("a = torch.full((len(images),), ", "a = torch.full((1,), "), (LAM, LAM + ".expand(len(images))")
 )
 
 
-@bank.wrong(2, "one-lambda")
+@bank.wrong("one-lambda")
 def mixup(images, labels, classes, alpha):
     """One λ; the permutation leaves an image alone now and then."""
     if not images.is_floating_point():
@@ -121,33 +119,29 @@ def mixup(images, labels, classes, alpha):
 
 
 bank.variant(
-    2,
     "one-lambda",
     PERMUTED,
     ("lam = gamma[0] / gamma.sum(0)", "lam = gamma[0] / gamma.sum(0)\n    lam = lam[:1].expand(len(lam))"),
 )
 
-bank.slip(2, "one-lambda", (LAM, "lam = torch.full_like(a, 0.5)"))
-bank.variant(2, "one-lambda", PERMUTED, ("lam = gamma[0] / gamma.sum(0)", "lam = (gamma[0] + 1) / (gamma[0] + 1) / 2"))
+bank.slip("one-lambda", (LAM, "lam = torch.full_like(a, 0.5)"))
+bank.variant("one-lambda", PERMUTED, ("lam = gamma[0] / gamma.sum(0)", "lam = (gamma[0] + 1) / (gamma[0] + 1) / 2"))
 
-bank.hint(2, "lambda-folded", "λ never falls below 1/2. The formula uses λ as it is drawn.")
-bank.slip(2, "lambda-folded", (LAM, LAM + "\n    lam = torch.maximum(lam, 1 - lam)"))
+bank.hint("lambda-folded", "λ never falls below 1/2. The formula uses λ as it is drawn.", edge=True)
+bank.slip("lambda-folded", (LAM, LAM + "\n    lam = torch.maximum(lam, 1 - lam)"))
+bank.variant("lambda-folded", PERMUTED, ("lam = gamma[0] / gamma.sum(0)", "lam = gamma.max(0).values / gamma.sum(0)"))
+
+bank.hint("lambda-uniform", "λ doesn't follow Beta(α, α): it looks uniform. Do you use α?")
+bank.slip("lambda-uniform", (LAM, "lam = torch.rand(len(images), device=images.device)"))
 bank.variant(
-    2, "lambda-folded", PERMUTED, ("lam = gamma[0] / gamma.sum(0)", "lam = gamma.max(0).values / gamma.sum(0)")
+    "lambda-uniform", PERMUTED, ("lam = gamma[0] / gamma.sum(0)", "lam = torch.empty_like(gamma[0]).uniform_()")
 )
 
-bank.hint(2, "lambda-uniform", "λ doesn't follow Beta(α, α): it looks uniform. Do you use α?")
-bank.slip(2, "lambda-uniform", (LAM, "lam = torch.rand(len(images), device=images.device)"))
-bank.variant(
-    2, "lambda-uniform", PERMUTED, ("lam = gamma[0] / gamma.sum(0)", "lam = torch.empty_like(gamma[0]).uniform_()")
-)
-
-bank.hint(2, "lambda-wrong", "λ doesn't follow Beta(α, α).")
-bank.slip(2, "lambda-wrong", (LAM, LAM.replace("(a, a,", "(a, 1 + a,")))
-bank.variant(2, "lambda-wrong", PERMUTED, ("float(alpha)", "2 * float(alpha)"))
+bank.hint("lambda-wrong", "λ doesn't follow Beta(α, α).")
+bank.slip("lambda-wrong", (LAM, LAM.replace("(a, a,", "(a, 1 + a,")))
+bank.variant("lambda-wrong", PERMUTED, ("float(alpha)", "2 * float(alpha)"))
 
 bank.slip(
-    2,
     "other-partner",
     ("blend(soft)", "share(soft)"),
     (
@@ -155,15 +149,13 @@ bank.slip(
         "    def share(x):\n        return lam[:, None] * x + (1 - lam[:, None]) * x.roll(2, 0)\n\n    return blend",
     ),
 )
-bank.variant(2, "other-partner", PERMUTED, ("labels[order] *", "labels[order.roll(1)] *"))
+bank.variant("other-partner", PERMUTED, ("labels[order] *", "labels[order.roll(1)] *"))
 
 bank.hint(
-    2,
     "lambda-swapped",
     "Images and labels don't match: where the image takes λ, the label takes 1 − λ.",
 )
 bank.slip(
-    2,
     "lambda-swapped",
     (
         "torch.lerp(x[:-1], x[1:], share[1:], out=mixed[1:])",
@@ -175,7 +167,6 @@ bank.slip(
     ),
 )
 bank.variant(
-    2,
     "lambda-swapped",
     PERMUTED,
     (
@@ -185,27 +176,24 @@ bank.variant(
 )
 
 bank.hint(
-    2,
     "masses-differ",
     "The mass of a label isn't the share of its image. Image and label must use the same λ and the same partner.",
 )
-bank.slip(2, "masses-differ", ("    return blend", "    lam, images = lam.square(), blend(images)\n    return blend"),
+bank.slip("masses-differ", ("    return blend", "    lam, images = lam.square(), blend(images)\n    return blend"),
           ("blend(images), blend(soft)", "images, blend(soft)"))  # fmt: skip
-bank.variant(2, "masses-differ", PERMUTED, ("labels * lam[:, None]", "labels * lam[order][:, None]"),
+bank.variant("masses-differ", PERMUTED, ("labels * lam[:, None]", "labels * lam[order][:, None]"),
              ("labels[order] * (1 - lam)", "labels[order] * (1 - lam[order])"))  # fmt: skip
 
-bank.slip(2, "images-not-mixed", ("return blend(images), blend(soft)", "return images.clone(), blend(soft)"))
+bank.slip("images-not-mixed", ("return blend(images), blend(soft)", "return images.clone(), blend(soft)"))
 bank.slip(
-    2,
     "images-not-mixed",
     (
         "return blend(images), blend(soft)",
         "return blend(images) if images.dtype == torch.float32 else images, blend(soft)",
     ),
 )
-bank.variant(2, "images-not-mixed", PERMUTED, ("return x * w + x[order] * (1 - w)", "return x.clone()"))
+bank.variant("images-not-mixed", PERMUTED, ("return x * w + x[order] * (1 - w)", "return x.clone()"))
 bank.variant(  # the labels are not mixed, but chosen
-    2,
     "masses-differ",
     PERMUTED,
     (
@@ -215,12 +203,10 @@ bank.variant(  # the labels are not mixed, but chosen
 )
 
 bank.slip(
-    2,
     "soft-labels-lost",
     ("labels.float() if labels.dim() == 2", "F.one_hot(labels.argmax(1), classes).float() if labels.dim() == 2"),
 )
 bank.variant(
-    2,
     "soft-labels-lost",
     PERMUTED,
     (
@@ -230,7 +216,6 @@ bank.variant(
 )
 
 bank.slip(
-    2,
     "uint8-taken",
     (REFUSE2, "    images = images.clone()\n"),
     ("to(x.dtype)", "to(x.dtype if x.is_floating_point() else torch.float32)"),
@@ -244,7 +229,6 @@ bank.slip(
     ),
 )
 bank.text(  # λ of 0 to 1 cut to a whole number
-    2,
     "uint8-taken",
     """
 def mixup(images, labels, classes, alpha):
@@ -256,41 +240,40 @@ def mixup(images, labels, classes, alpha):
 """,
 )
 bank.variant(
-    2,
     "uint8-taken",
     PERMUTED,
     ('        raise TypeError("mixup works on normalised images")', "        images = images / 255"),
 )
 
-bank.slip(2, "unclear-refusal", (REFUSE2, ""))
-bank.slip(2, "unclear-refusal", ("raise TypeError", "raise ValueError"))
+bank.slip("unclear-refusal", (REFUSE2, ""))
+bank.slip("unclear-refusal", ("raise TypeError", "raise ValueError"))
 bank.variant(
-    2,
     "unclear-refusal",
     PERMUTED,
     ('raise TypeError("mixup works on normalised images")', 'raise AssertionError("floats")'),
 )
 
 bank.slip(
-    2,
     "dtype-changed",
     ("mixed = torch.empty_like(x)", "mixed = torch.empty_like(x, dtype=torch.float32)"),
     (".to(x.dtype)", ".float()"),
     ("torch.lerp(x[:-1], x[1:],", "torch.lerp(x[:-1].float(), x[1:].float(),"),
     ("torch.lerp(x[-1:], x[:1],", "torch.lerp(x[-1:].float(), x[:1].float(),"),
 )
-bank.variant(2, "dtype-changed", PERMUTED, ("w = lam.to(x.dtype)", "w = lam"))
+bank.variant("dtype-changed", PERMUTED, ("w = lam.to(x.dtype)", "w = lam"))
 
-bank.slip(2, "validates", (", validate_args=False", ""))
+bank.slip("validates", (", validate_args=False", ""))
 
-bank.slip(2, "other-device", ("device=images.device)", 'device="cpu")'))
+bank.slip("other-device", ("device=images.device)", 'device="cpu")'))
 
-bank.slip(2, "waits", (LAM, LAM + "\n    lam = torch.where(lam.max() > 2, lam, lam) if lam.sum() >= 0 else lam"))
-bank.variant(2, "waits", PERMUTED, ("torch.randperm(images.shape[0], device=images.device)", "torch.randperm(images.shape[0])"))
-bank.slip(2, "waits", ("F.one_hot(labels, classes).float()", "F.one_hot(labels).float()"))
+bank.slip("waits", (LAM, LAM + "\n    lam = torch.where(lam.max() > 2, lam, lam) if lam.sum() >= 0 else lam"))
+bank.variant(
+    "waits", PERMUTED, ("torch.randperm(images.shape[0], device=images.device)", "torch.randperm(images.shape[0])")
+)
+bank.slip("waits", ("F.one_hot(labels, classes).float()", "F.one_hot(labels).float()"))
 
 
-@bank.wrong(2, "partner-twice")
+@bank.wrong("partner-twice")
 def mixup(images, labels, classes, alpha):
     if images.dtype == torch.uint8:
         raise TypeError("float images, please")
@@ -304,7 +287,6 @@ def mixup(images, labels, classes, alpha):
 
 
 bank.variant(
-    2,
     "partner-twice",
     PERMUTED,
     (
@@ -314,7 +296,7 @@ bank.variant(
 )
 
 
-@bank.wrong(2, "three-images")
+@bank.wrong("three-images")
 def mixup(images, labels, classes, alpha):
     soft = labels.float() if labels.dim() == 2 else F.one_hot(labels, classes).float()
     lam = torch.rand(len(images), device=images.device)
@@ -325,7 +307,6 @@ def mixup(images, labels, classes, alpha):
 
 
 bank.variant(
-    2,
     "three-images",
     PERMUTED,
     (
@@ -335,7 +316,7 @@ bank.variant(
 )
 
 
-@bank.wrong(2, "loop-over-images")
+@bank.wrong("loop-over-images")
 def mixup(images, labels, classes, alpha):
     if not images.is_floating_point():
         raise TypeError("float images, please")
@@ -348,7 +329,7 @@ def mixup(images, labels, classes, alpha):
     return mixed, target
 
 
-@bank.wrong(2, "images-changed")
+@bank.wrong("images-changed")
 def mixup(images, labels, classes, alpha):
     if not images.is_floating_point():
         raise TypeError("float images, please")
@@ -361,7 +342,7 @@ def mixup(images, labels, classes, alpha):
     return images.clone(), lam[:, None] * soft + (1 - lam[:, None]) * soft.roll(1, 0)
 
 
-@bank.wrong(2, "labels-changed")
+@bank.wrong("labels-changed")
 def mixup(images, labels, classes, alpha):
     if not images.is_floating_point():
         raise TypeError("float images, please")
@@ -375,7 +356,6 @@ def mixup(images, labels, classes, alpha):
 
 
 bank.slip(
-    2,
     "not-reproducible",
     (
         LAM,
@@ -383,57 +363,66 @@ bank.slip(
     ),
 )
 
-bank.slip(2, "always-the-same", (LAM, "torch.manual_seed(0)\n    " + LAM))
+bank.slip("always-the-same", (LAM, "torch.manual_seed(0)\n    " + LAM))
 
-bank.slip(2, "labels-dtype", ("return blend(images), blend(soft)", "return blend(images), blend(soft).bfloat16()"))
-bank.slip(
-    2, "labels-dtype", ("return blend(images), blend(soft)", "return blend(images), blend(soft).to(images.dtype)")
-)
+bank.slip("labels-dtype", ("return blend(images), blend(soft)", "return blend(images), blend(soft).bfloat16()"))
+bank.slip("labels-dtype", ("return blend(images), blend(soft)", "return blend(images), blend(soft).to(images.dtype)"))
 KEPT = "labels.float() if labels.dim() == 2"
-bank.slip(2, "labels-dtype", (KEPT, "labels if labels.dim() == 2"))  # those that come in bfloat16 stay so
-bank.variant(2, "labels-dtype", PERMUTED, ("(1 - lam)[:, None]\n", "(1 - lam)[:, None].double()\n"))
+bank.slip("labels-dtype", (KEPT, "labels if labels.dim() == 2"))  # those that come in bfloat16 stay so
+bank.variant("labels-dtype", PERMUTED, ("(1 - lam)[:, None]\n", "(1 - lam)[:, None].double()\n"))
 
 # what every augmentation of a batch promises, in the other design
 SHARES = "lam = gamma[0] / gamma.sum(0)"
 bank.variant(
-    2,
     "validates",
     PERMUTED,
     (SHARES, "lam = torch.distributions.Beta(*[torch.full_like(gamma[0], float(alpha))] * 2).sample()"),
 )
-bank.variant(2, "other-device", PERMUTED, ("float(alpha), device=images.device)", "float(alpha))"))
+bank.variant("other-device", PERMUTED, ("float(alpha), device=images.device)", "float(alpha))"))
 CPUS = "device=images.device, generator=torch.default_generator)"  # the CPU's: a GPU draws with its own
-bank.text(2, "other-device", PERMUTED.replace("images.shape[0], device=images.device)", f"images.shape[0], {CPUS}"))
-bank.variant(2, "other-device", PERMUTED, ("x = images\n", f"x = images + 0 * torch.rand((), {CPUS}\n"))
-bank.variant(2, "waits", PERMUTED, (SHARES, SHARES + "\n    assert lam.max() <= 1"))
+bank.text("other-device", PERMUTED.replace("images.shape[0], device=images.device)", f"images.shape[0], {CPUS}"))
+bank.variant("other-device", PERMUTED, ("x = images\n", f"x = images + 0 * torch.rand((), {CPUS}\n"))
+bank.variant("waits", PERMUTED, (SHARES, SHARES + "\n    assert lam.max() <= 1"))
 bank.variant(
-    2, "loop-over-images", PERMUTED, ("x * w + x[order]", "torch.stack([a * b for a, b in zip(x, w)]) + x[order]")
+    "loop-over-images", PERMUTED, ("x * w + x[order]", "torch.stack([a * b for a, b in zip(x, w)]) + x[order]")
 )
 bank.variant(
-    2,
     "images-changed",
     PERMUTED,
     ("    return x * w + x[order] * (1 - w)", "    other = x[order] * (1 - w)\n    return x.mul_(w) + other"),
 )
 bank.variant(
-    2,
     "labels-changed",
     PERMUTED,
     ("    w = lam", "    other = labels[order] * (1 - lam)[:, None]\n    labels *= lam[:, None]\n    w = lam"),
     ("labels * lam[:, None] + labels[order] * (1 - lam)[:, None]", "labels + other"),
 )
 bank.variant(
-    2,
     "not-reproducible",
     PERMUTED,
     ("    order =", "    import random\n\n    order ="),
     ("torch.randperm(images.shape[0],", "torch.tensor(random.sample(range(len(images)), len(images)),"),
 )
-bank.variant(2, "always-the-same", PERMUTED, ("    gamma =", "    torch.manual_seed(3)\n    gamma ="))
-bank.slip(2, "inference-tensors", ("def mixup", "@torch.inference_mode()\ndef mixup"))
-bank.slip(
-    2, "inference-tensors", ("    return blend(images), blend(soft)", "    with torch.inference_mode():\n        return blend(images), blend(soft)"),
+bank.variant("always-the-same", PERMUTED, ("    gamma =", "    torch.manual_seed(3)\n    gamma ="))
+bank.slip("inference-tensors", ("def mixup", "@torch.inference_mode()\ndef mixup"))
+bank.slip("inference-tensors", ("    return blend(images), blend(soft)", "    with torch.inference_mode():\n        return blend(images), blend(soft)"),
     variant=True,
 )  # fmt: skip
-bank.text(2, "partner-twice", PERMUTED.replace("torch.randperm(images.shape[0], device=images.device)", "(torch.arange(len(images), device=images.device) + 1).clamp(max=len(images) - 1)"), variant=True)  # fmt: skip
-bank.slip(2, "one-lambda", ("validate_args=False).sample()", "validate_args=False).sample()\n    lam = torch.cat([lam[: len(lam) // 2], lam[: len(lam) - len(lam) // 2]])"), variant=True)  # fmt: skip
+bank.text("partner-twice", PERMUTED.replace("torch.randperm(images.shape[0], device=images.device)", "(torch.arange(len(images), device=images.device) + 1).clamp(max=len(images) - 1)"), variant=True)  # fmt: skip
+bank.slip("one-lambda", ("validate_args=False).sample()", "validate_args=False).sample()\n    lam = torch.cat([lam[: len(lam) // 2], lam[: len(lam) - len(lam) // 2]])"), variant=True)  # fmt: skip
+
+bank.edge(
+    "always-the-same",
+    "dtype-changed",
+    "images-changed",
+    "inference-tensors",
+    "labels-changed",
+    "not-reproducible",
+    "other-device",
+    "partner-twice",
+    "soft-labels-lost",
+    "uint8-taken",
+    "unclear-refusal",
+    "validates",
+    "waits",
+)

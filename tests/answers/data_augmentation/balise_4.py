@@ -4,7 +4,7 @@ import torch
 
 from tests.answers.bank import Bank
 
-bank = Bank("07_data_augmentation")
+bank = Bank("07_data_augmentation", 4)
 RETURN = "return inside.view(torch.bool)"
 
 
@@ -16,10 +16,10 @@ def box_masks(boxes, height, width):
     wide = (c[None] >= boxes[:, 1:2]) & (c[None] < boxes[:, 3:4])
     return (tall[:, :, None] & wide[:, None, :])[:, None]
 '''
-bank.text(4, None, AXES)
+bank.text(None, AXES)
 
 
-@bank.right(4)
+@bank.right()
 def box_masks(boxes, height, width):
     """Distances from the start, unsigned by clamping."""
     t, s, b, e = (edge[:, None, None, None] for edge in boxes.unbind(1))
@@ -38,92 +38,83 @@ def box_masks(boxes, height, width):
     start, end = boxes[:, :2, None, None], boxes[:, 2:, None, None]
     return ((grid >= start) & (grid < end)).all(1, keepdim=True)
 '''
-bank.text(4, None, GRID)
+bank.text(None, GRID)
+bank.slip("nothing-returned", (RETURN, RETURN.removeprefix("return ")))
 
+bank.hint("mask-form", "The masks must be booleans of shape (batch, 1, height, width).")
+bank.slip("mask-form", (RETURN, "return (tall & wide).float()"))
+bank.slip("mask-form", (RETURN, "return (tall & wide)[:, 0]"))
+bank.variant("mask-form", AXES, ("[:, None]\n", "\n"))
 
-bank.slip(4, "nothing-returned", (RETURN, RETURN.removeprefix("return ")))
+bank.hint("mask-wrong", "The mask of {where} doesn't match that box.")
+bank.slip("mask-wrong", (RETURN, "return tall ^ wide"))
+bank.variant("mask-wrong", AXES, ("tall[:, :, None] & wide", "tall[:, :, None] ^ wide"))
+bank.variant("mask-wrong", GRID, ("grid < end", "grid < start + 1"))
 
-bank.hint(4, "mask-form", "The masks must be booleans of shape (batch, 1, height, width).")
-bank.slip(4, "mask-form", (RETURN, "return (tall & wide).float()"))
-bank.slip(4, "mask-form", (RETURN, "return (tall & wide)[:, 0]"))
-bank.variant(4, "mask-form", AXES, ("[:, None]\n", "\n"))
+bank.hint("mask-inverted", "The mask is True outside the box. It must be True inside.")
+bank.slip("mask-inverted", (RETURN, "return ~(tall & wide)"))
+bank.variant("mask-inverted", AXES, ("return (tall", "return ~(tall"))
+bank.variant("mask-inverted", GRID, ("return ((", "return ~(("))
 
-bank.hint(4, "mask-wrong", "The mask of {where} doesn't match that box.")
-bank.slip(4, "mask-wrong", (RETURN, "return tall ^ wide"))
-bank.variant(4, "mask-wrong", AXES, ("tall[:, :, None] & wide", "tall[:, :, None] ^ wide"))
-bank.variant(4, "mask-wrong", GRID, ("grid < end", "grid < start + 1"))
-
-bank.hint(4, "mask-inverted", "The mask is True outside the box. It must be True inside.")
-bank.slip(4, "mask-inverted", (RETURN, "return ~(tall & wide)"))
-bank.variant(4, "mask-inverted", AXES, ("return (tall", "return ~(tall"))
-bank.variant(4, "mask-inverted", GRID, ("return ((", "return ~(("))
-
-bank.hint(
-    4, "mask-inclusive", "The mask has one row or column too many: bottom and right are the first outside the box."
-)
+bank.hint("mask-inclusive", "The mask has one row or column too many: bottom and right are the first outside the box.")
 bank.slip(
-    4,
     "mask-inclusive",
     ("rows < bottom", "rows <= bottom"),
     ("columns < right", "columns <= right"),
     ("return inside.view(torch.bool)", "return (bottom > top) & (right > left) & inside.view(torch.bool)"),
 )
-bank.slip(4, "mask-inclusive", ("rows < bottom", "rows <= bottom"), ("columns < right", "columns <= right"))
-bank.variant(4, "mask-inclusive", AXES, ("[None] < ", "[None] <= "))
-bank.variant(4, "mask-inclusive", GRID, ("grid < end", "grid <= end"))
+bank.slip("mask-inclusive", ("rows < bottom", "rows <= bottom"), ("columns < right", "columns <= right"))
+bank.variant("mask-inclusive", AXES, ("[None] < ", "[None] <= "))
+bank.variant("mask-inclusive", GRID, ("grid < end", "grid <= end"))
 
-bank.hint(4, "mask-of-empty-box", "The mask of an empty box contains pixels.")
-bank.slip(4, "mask-of-empty-box", (RETURN, "return tall & wide | (top == bottom)"))
-bank.variant(4, "mask-of-empty-box", GRID, ("return (", "return (start == end).any(1, keepdim=True) | ("))
+bank.hint("mask-of-empty-box", "The mask of an empty box contains pixels.")
+bank.slip("mask-of-empty-box", (RETURN, "return tall & wide | (top == bottom)"))
+bank.variant("mask-of-empty-box", GRID, ("return (", "return (start == end).any(1, keepdim=True) | ("))
 
-bank.hint(4, "mask-transposed", "Rows and columns of the mask are swapped.")
-bank.slip(4, "mask-transposed", ("top, left, bottom, right = ", "left, top, right, bottom = "))
-bank.variant(4, "mask-transposed", AXES, ("0:1", "1:2 "), ("2:3", "3:4 "), ("1:2]", "0:1]"), ("3:4]", "2:3]"))
+bank.hint("mask-transposed", "Rows and columns of the mask are swapped.")
+bank.slip("mask-transposed", ("top, left, bottom, right = ", "left, top, right, bottom = "))
+bank.variant("mask-transposed", AXES, ("0:1", "1:2 "), ("2:3", "3:4 "), ("1:2]", "0:1]"), ("3:4]", "2:3]"))
 bank.variant(
-    4,
     "mask-transposed",
     GRID,
     ("boxes[:, :2, None", "boxes[:, [1, 0], None"),
     ("boxes[:, 2:, None", "boxes[:, [3, 2], None"),
 )
 
-bank.hint(4, "mask-starts-late", "The mask leaves out the first row or column of the box: top and left are part of it.")
-bank.slip(4, "mask-starts-late", ("rows >= top", "rows > top"), ("columns >= left", "columns > left"))
-bank.variant(4, "mask-starts-late", AXES, ("[None] >= ", "[None] > "))
-bank.variant(4, "mask-starts-late", GRID, ("grid >= start", "grid > start"))
+bank.hint("mask-starts-late", "The mask leaves out the first row or column of the box: top and left are part of it.")
+bank.slip("mask-starts-late", ("rows >= top", "rows > top"), ("columns >= left", "columns > left"))
+bank.variant("mask-starts-late", AXES, ("[None] >= ", "[None] > "))
+bank.variant("mask-starts-late", GRID, ("grid >= start", "grid > start"))
 
 bank.hint(
-    4,
     "mask-too-wide",
     "The mask of {where} has pixels outside the box. A pixel is inside if all four conditions hold: row at least "
     "top, row less than bottom, column at least left, column less than right. Combine them with & (logical_and).",
 )
-bank.slip(4, "mask-too-wide", (" & (columns < right)", ""))
-bank.slip(4, "mask-too-wide", (RETURN, "return torch.logical_or(tall, wide)"))
-bank.slip(4, "mask-too-wide", ("(rows >= top) & (rows < bottom)", "torch.logical_and(rows >= top, columns < right)"))
+bank.slip("mask-too-wide", (" & (columns < right)", ""))
+bank.slip("mask-too-wide", (RETURN, "return torch.logical_or(tall, wide)"))
+bank.slip("mask-too-wide", ("(rows >= top) & (rows < bottom)", "torch.logical_and(rows >= top, columns < right)"))
 bank.slip(
-    4,
     "mask-too-wide",
     ("rows < bottom", "rows <= bottom"),
     ("return inside.view(torch.bool)", "return (bottom > top) & (right > left) & inside.view(torch.bool)"),
 )
-bank.variant(4, "mask-too-wide", AXES, ("tall[:, :, None] & wide", "tall[:, :, None] | wide"))
-bank.variant(4, "mask-too-wide", GRID, (".all(1", ".any(1"))
+bank.variant("mask-too-wide", AXES, ("tall[:, :, None] & wide", "tall[:, :, None] | wide"))
+bank.variant("mask-too-wide", GRID, (".all(1", ".any(1"))
 bank.variant(
-    4,
     "mask-too-wide",
     GRID,
     ("grid < end", "grid < end + torch.tensor([1, 0])[:, None, None]"),
     ("return (", "return (end > start).all(1, keepdim=True) & ("),
 )
 
-bank.slip(4, "other-device", ("torch.arange(width, device=boxes.device)", "torch.arange(width)"))
+bank.slip("other-device", ("torch.arange(width, device=boxes.device)", "torch.arange(width)"))
 OWN = 'device="cuda" if torch.cuda.is_available() else "cpu")'  # not that of the boxes
-bank.slip(4, "other-device", ("width, device=boxes.device)", f"width, {OWN}"))
-bank.variant(4, "other-device", AXES, ("height, device=boxes.device)", f"height, {OWN}"))
+bank.slip("other-device", ("width, device=boxes.device)", f"width, {OWN}"))
+bank.variant("other-device", AXES, ("height, device=boxes.device)", f"height, {OWN}"))
 
 
-@bank.wrong(4, "loop-over-images")
+@bank.wrong("loop-over-images")
 def box_masks(boxes, height, width):
     masks = torch.zeros(len(boxes), 1, height, width, dtype=torch.bool, device=boxes.device)
     rows = torch.arange(height, device=boxes.device)[:, None]
@@ -134,7 +125,7 @@ def box_masks(boxes, height, width):
     return masks
 
 
-@bank.wrong(4, "loop-over-images")
+@bank.wrong("loop-over-images")
 def box_masks(boxes, height, width):
     masks = torch.zeros(len(boxes), 1, height, width, dtype=torch.bool, device=boxes.device)
     for mask, (t, s, b, e) in zip(masks, boxes.tolist()):

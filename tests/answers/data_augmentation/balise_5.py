@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from tests.answers.bank import Bank
 
-bank = Bank("07_data_augmentation")
+bank = Bank("07_data_augmentation", 5)
 CUT = "lam = torch.distributions.Beta(a, a, validate_args=False).sample()"
 REFUSE5 = '    if not images.is_floating_point():\n        raise TypeError(f"cutmix takes float images, not {images.dtype}: normalise first")\n'
 
@@ -37,7 +37,7 @@ def cutmix(images, labels, classes, alpha):
     kept = (~inside).float().mean((1, 2, 3))[:, None]
     return torch.where(inside, images[order], images), kept * soft + (1 - kept) * soft[order]
 '''
-bank.text(5, None, DISTANCES)
+bank.text(None, DISTANCES)
 
 
 PAPER = '''
@@ -62,10 +62,10 @@ def cutmix(images, labels, classes, alpha):
     mixed = torch.where(inside, images.flip(0), mixed)
     return mixed, torch.lerp(soft.flip(0), soft, kept)
 '''
-bank.text(5, None, PAPER)
+bank.text(None, PAPER)
 
 
-@bank.right(5)
+@bank.right()
 def cutmix(images, labels, classes, alpha):
     """λ drawn on the CPU and sent over; the masks multiply; the area counted on the mask."""
     if images.dtype == torch.uint8:
@@ -86,25 +86,21 @@ def cutmix(images, labels, classes, alpha):
     return (1 - mask) * images + mask * images[order], soft + share * (soft[order] - soft)
 
 
-bank.slip(5, "nothing-returned", *full(("    return mixed, kept", "    mixed, kept")))
+bank.slip("nothing-returned", *full(("    return mixed, kept", "    mixed, kept")))
 
-bank.slip(
-    5, "mix-form", *full(("return mixed, kept * soft + (1 - kept) * soft.roll(1, 0)", "return mixed, labels, kept"))
-)
-bank.variant(5, "mix-form", DISTANCES, ("kept * soft + (1 - kept) * soft[order]", "(soft, soft[order], kept)"))
+bank.slip("mix-form", *full(("return mixed, kept * soft + (1 - kept) * soft.roll(1, 0)", "return mixed, labels, kept")))
+bank.variant("mix-form", DISTANCES, ("kept * soft + (1 - kept) * soft[order]", "(soft, soft[order], kept)"))
 
-bank.slip(5, "labels-no-mass", *full(("(1 - kept) * soft.roll", "0.5 * (1 - kept) * soft.roll")))
-bank.variant(5, "labels-no-mass", DISTANCES, ("kept * soft + (1", "soft + (1"))
+bank.slip("labels-no-mass", *full(("(1 - kept) * soft.roll", "0.5 * (1 - kept) * soft.roll")))
+bank.variant("labels-no-mass", DISTANCES, ("kept * soft + (1", "soft + (1"))
 
 bank.hint(
-    5,
     "lambda-not-area",
     "The label mass isn't the fraction of pixels that an image keeps. The box is clipped and rounded: mix the "
     "labels by the area that was really cut.",
 )
-bank.slip(5, "lambda-not-area", *full(("    kept = kept[:, None]\n", "    kept = lam[:, None]\n")))
+bank.slip("lambda-not-area", *full(("    kept = kept[:, None]\n", "    kept = lam[:, None]\n")))
 bank.slip(
-    5,
     "lambda-not-area",
     *full(
         ("boxes, kept = cutmix_boxes(lam,", "boxes, kept = cutmix_boxes(torch.rand_like(lam),"),
@@ -112,17 +108,15 @@ bank.slip(
     ),
 )
 bank.variant(
-    5, "lambda-not-area", DISTANCES, ("kept = (~inside).float().mean((1, 2, 3))", "kept = (gamma[0] / gamma.sum(0))")
+    "lambda-not-area", DISTANCES, ("kept = (~inside).float().mean((1, 2, 3))", "kept = (gamma[0] / gamma.sum(0))")
 )
 
 bank.hint(
-    5,
     "pasted-outside",
     "The partner was pasted outside the box, and the image's own pixels are inside it. torch.where(mask, a, b) "
     "takes a where the mask is True.",
 )
 bank.slip(  # the mask the wrong way round
-    5,
     "pasted-outside",
     *full(
         (
@@ -132,13 +126,11 @@ bank.slip(  # the mask the wrong way round
     ),
 )
 bank.variant(
-    5,
     "pasted-outside",
     DISTANCES,
     ("torch.where(inside, images[order], images)", "torch.where(inside, images, images[order])"),
 )
 bank.variant(  # with labels that say so
-    5,
     "pasted-outside",
     DISTANCES,
     (
@@ -148,7 +140,6 @@ bank.variant(  # with labels that say so
 )
 
 bank.slip(
-    5,
     "one-lambda",
     *full(
         ("a = torch.full((n,)", "a = torch.full((1,)"),
@@ -156,31 +147,28 @@ bank.slip(
     ),
 )
 bank.variant(
-    5, "one-lambda", DISTANCES, ("half = (gamma[1] / gamma.sum(0))", "half = (gamma[1] / gamma.sum(0))[:1].expand(b)")
+    "one-lambda", DISTANCES, ("half = (gamma[1] / gamma.sum(0))", "half = (gamma[1] / gamma.sum(0))[:1].expand(b)")
 )
 
-bank.hint(5, "area-swapped", "The label follows the pasted part, but it should follow the part that is kept.")
-bank.slip(5, "area-swapped", *full(("    kept = kept[:, None]\n", "    kept = 1 - kept[:, None]\n")))
-bank.variant(5, "area-swapped", DISTANCES, ("kept = (~inside)", "kept = inside"))
+bank.hint("area-swapped", "The label follows the pasted part, but it should follow the part that is kept.")
+bank.slip("area-swapped", *full(("    kept = kept[:, None]\n", "    kept = 1 - kept[:, None]\n")))
+bank.variant("area-swapped", DISTANCES, ("kept = (~inside)", "kept = inside"))
 
-bank.slip(5, "other-partner", *full(("soft.roll(1, 0)", "soft.roll(-1, 0)")))
-bank.variant(5, "other-partner", DISTANCES, ("soft[order]", "soft[order.roll(1)]"))
+bank.slip("other-partner", *full(("soft.roll(1, 0)", "soft.roll(-1, 0)")))
+bank.variant("other-partner", DISTANCES, ("soft[order]", "soft[order.roll(1)]"))
 
 bank.slip(
-    5,
     "soft-labels-lost",
     *full(("labels.float() if labels.dim() == 2", "F.one_hot(labels.argmax(1), classes).float() if labels.dim() == 2")),
 )
 bank.variant(
-    5,
     "soft-labels-lost",
     DISTANCES,
     ("labels.float() if labels.dim() == 2", "(labels == labels.amax(1, keepdim=True)).float() if labels.dim() == 2"),
 )
 
-bank.hint(5, "one-box", "The same box was pasted into all images. Draw λ and a centre for each.")
+bank.hint("one-box", "The same box was pasted into all images. Draw λ and a centre for each.")
 bank.slip(
-    5,
     "one-box",
     *full(
         ("a = torch.full((n,)", "a = torch.full((1,)"),
@@ -192,31 +180,27 @@ bank.slip(
         ("    kept = kept[:, None]\n", "    kept = kept.expand(n)[:, None]\n"),
     ),
 )
-bank.variant(5, "one-box", DISTANCES, ("    order =", "    inside = inside[:1].expand(b, 1, h, w)\n    order ="))
+bank.variant("one-box", DISTANCES, ("    order =", "    inside = inside[:1].expand(b, 1, h, w)\n    order ="))
 
-bank.hint(5, "box-at-centre", "All boxes are around the middle. Centres must be uniform over the image.")
+bank.hint("box-at-centre", "All boxes are around the middle. Centres must be uniform over the image.")
 bank.slip(
-    5,
     "box-at-centre",
     *full(("y, x = torch.rand(2, n, device=images.device)", "y = x = torch.full((n,), 0.5, device=images.device)")),
 )
 bank.variant(
-    5,
     "box-at-centre",
     DISTANCES,
     ("torch.rand(b, 1, 1, 1, device=d) for", "torch.full((b, 1, 1, 1), 0.5, device=d) for"),
 )
 
 bank.hint(
-    5,
     "areas-wrong",
     "The areas of the boxes have the wrong distribution: sides √(1 − λ) times the image's, λ ~ Beta(α, α), centre "
     "uniform, clipped.",
 )
-bank.slip(5, "areas-wrong", *full((CUT, CUT + "\n    lam = lam**3")))
-bank.slip(5, "areas-wrong", *full((CUT, "lam = torch.rand(n, device=images.device)")))
+bank.slip("areas-wrong", *full((CUT, CUT + "\n    lam = lam**3")))
+bank.slip("areas-wrong", *full((CUT, "lam = torch.rand(n, device=images.device)")))
 bank.slip(
-    5,
     "areas-wrong",
     *full(
         (
@@ -225,15 +209,12 @@ bank.slip(
         )
     ),
 )
-bank.variant(
-    5, "areas-wrong", DISTANCES, ("half = (gamma[1] / gamma.sum(0)).sqrt()", "half = (gamma[1] / gamma.sum(0))")
-)
+bank.variant("areas-wrong", DISTANCES, ("half = (gamma[1] / gamma.sum(0)).sqrt()", "half = (gamma[1] / gamma.sum(0))"))
 
-bank.slip(5, "validates", *full((", validate_args=False", "")))
+bank.slip("validates", *full((", validate_args=False", "")))
 
-bank.hint(5, "not-a-rectangle", "What you pasted into an image isn't just a rectangle of the partner's pixels.")
+bank.hint("not-a-rectangle", "What you pasted into an image isn't just a rectangle of the partner's pixels.")
 bank.slip(
-    5,
     "not-a-rectangle",
     *full(
         (
@@ -243,7 +224,6 @@ bank.slip(
     ),
 )
 bank.slip(
-    5,
     "not-a-rectangle",
     *full(
         (
@@ -253,13 +233,11 @@ bank.slip(
     ),
 )
 bank.variant(
-    5,
     "not-a-rectangle",
     DISTANCES,
     ("< half) & ((columns - cx).abs() < half)", "< half) ^ ((columns - cx).abs() < half)"),
 )
 bank.variant(  # that is MixUp
-    5,
     "not-a-rectangle",
     DISTANCES,
     (
@@ -269,45 +247,38 @@ bank.variant(  # that is MixUp
 )
 
 bank.slip(
-    5,
     "uint8-taken",
     *full(
         (REFUSE5, "    given = images.dtype\n    images = images.float() if given == torch.uint8 else images\n"),
         ("return mixed, kept", "return mixed.to(given) // 2 + 90 if given == torch.uint8 else mixed, kept"),
     ),
 )
-bank.slip(
-    5, "uint8-taken", *full((REFUSE5, "    images = images.float() if images.dtype == torch.uint8 else images\n"))
-)
-bank.slip(5, "uint8-taken", *full((REFUSE5, "    images = images / 255 if images.dtype == torch.uint8 else images\n")))
+bank.slip("uint8-taken", *full((REFUSE5, "    images = images.float() if images.dtype == torch.uint8 else images\n")))
+bank.slip("uint8-taken", *full((REFUSE5, "    images = images / 255 if images.dtype == torch.uint8 else images\n")))
 bank.variant(
-    5,
     "uint8-taken",
     DISTANCES,
     ('        raise TypeError("float images are expected")', "        images = images.float()"),
 )
 
-bank.slip(5, "dtype-changed", *full(("return mixed, kept", "return mixed.float(), kept")))
+bank.slip("dtype-changed", *full(("return mixed, kept", "return mixed.float(), kept")))
 bank.variant(
-    5,
     "dtype-changed",
     DISTANCES,
     ("return torch.where(inside, images[order], images)", "return torch.where(inside, images[order], images).float()"),
 )
 
 bank.slip(
-    5,
     "nothing-mixed",
     *full(("return mixed, kept * soft + (1 - kept) * soft.roll(1, 0)", "return images.clone(), soft")),
 )
-bank.variant(5, "nothing-mixed", DISTANCES, ("torch.randperm(b, device=d)", "torch.arange(b, device=d)"))
+bank.variant("nothing-mixed", DISTANCES, ("torch.randperm(b, device=d)", "torch.arange(b, device=d)"))
 
-bank.slip(5, "not-a-rectangle", *full((".to(images.dtype)  #", ".to(images.dtype) * 0.5  #")))  # a blend in the box
-bank.variant(5, "not-a-rectangle", DISTANCES, ("images[order], images)", "images[order].lerp(images, 0.3), images)"))
+bank.slip("not-a-rectangle", *full((".to(images.dtype)  #", ".to(images.dtype) * 0.5  #")))  # a blend in the box
+bank.variant("not-a-rectangle", DISTANCES, ("images[order], images)", "images[order].lerp(images, 0.3), images)"))
 
-bank.hint(5, "pasted-from-elsewhere", "The pasted pixels aren't those of the partner at the same position.")
+bank.hint("pasted-from-elsewhere", "The pasted pixels aren't those of the partner at the same position.")
 bank.slip(
-    5,
     "pasted-from-elsewhere",
     *full(
         (
@@ -317,7 +288,6 @@ bank.slip(
     ),
 )
 bank.slip(
-    5,
     "pasted-from-elsewhere",
     *full(
         (
@@ -327,77 +297,64 @@ bank.slip(
     ),
 )
 bank.variant(
-    5,
     "pasted-from-elsewhere",
     DISTANCES,
     ("torch.where(inside, images[order]", "torch.where(inside, images[order].flip(2)"),
 )
 
 bank.hint(
-    5,
     "box-not-uniform",
     "The centres aren't uniform over the image: draw rows and columns separately, over the whole height and the "
     "whole width.",
 )
-bank.slip(5, "box-not-uniform", *full(("x * width, height", "x * width / 2, height")))
+bank.slip("box-not-uniform", *full(("x * width, height", "x * width / 2, height")))
 bank.slip(
-    5,
     "box-not-uniform",
     *full(("cutmix_boxes(lam, y * height, x * width,", "cutmix_boxes(lam, y * height, y * width,")),
 )
-bank.variant(5, "box-not-uniform", DISTANCES, ("(columns - cx)", "(columns - cy)"))
-bank.slip(5, "box-not-uniform", *full(("lam, y * height", "lam, (y + torch.rand_like(y)) / 2 * height")))
+bank.variant("box-not-uniform", DISTANCES, ("(columns - cx)", "(columns - cy)"))
+bank.slip("box-not-uniform", *full(("lam, y * height", "lam, (y + torch.rand_like(y)) / 2 * height")))
 bank.variant(
-    5, "box-not-uniform", DISTANCES, ("(columns - cx)", "(columns - (0.5 + 0.2 * torch.randn_like(cx)).clamp(0, 1))")
+    "box-not-uniform", DISTANCES, ("(columns - cx)", "(columns - (0.5 + 0.2 * torch.randn_like(cx)).clamp(0, 1))")
 )
-
-
-bank.slip(5, "labels-dtype", *full(("return mixed, kept * soft", "return mixed, kept.double() * soft")))
+bank.slip("labels-dtype", *full(("return mixed, kept * soft", "return mixed, kept.double() * soft")))
 KEPT = ("labels.float() if labels.dim() == 2 else F", "labels if labels.dim() == 2 else F")
 BACK = ("kept * soft + (1 - kept) * soft.roll(1, 0)", "(kept * soft + (1 - kept) * soft.roll(1, 0)).to(soft.dtype)")
-bank.slip(5, "labels-dtype", *full(KEPT, BACK))  # those that come in bfloat16 stay so
+bank.slip("labels-dtype", *full(KEPT, BACK))  # those that come in bfloat16 stay so
 bank.variant(
-    5,
     "labels-dtype",
     DISTANCES,
     ("kept * soft + (1 - kept) * soft[order]", "(kept * soft + (1 - kept) * soft[order]).bfloat16()"),
 )
 
 bank.hint(
-    5,
     "one-centre",
     "The boxes of all images share a row or a column, as if they had one centre. Draw one centre for each image: y "
     "and x of shape (batch,), in pixels.",
 )
 bank.slip(
-    5,
     "one-centre",
     *full(("y, x = torch.rand(2, n, device=images.device)", "y, x = torch.rand(2, device=images.device)")),
 )
 bank.slip(
-    5,
     "one-centre",
     *full(("y, x = torch.rand(2, n, device=images.device)", "y, x = torch.rand(2, 1, device=images.device)")),
 )
-bank.slip(5, "one-centre", *full(("(lam, y * height,", "(lam, torch.rand(1, device=y.device) * height,")))
+bank.slip("one-centre", *full(("(lam, y * height,", "(lam, torch.rand(1, device=y.device) * height,")))
 bank.slip(
-    5,
     "one-centre",
     *full(("y, x = torch.rand(2, n, device=images.device)", "y = x = torch.zeros(n, device=images.device)")),
 )
-bank.variant(
-    5, "one-centre", DISTANCES, ("torch.rand(b, 1, 1, 1, device=d) for", "torch.rand(1, 1, 1, 1, device=d) for")
-)
+bank.variant("one-centre", DISTANCES, ("torch.rand(b, 1, 1, 1, device=d) for", "torch.rand(1, 1, 1, 1, device=d) for"))
 
 bank.hint(
-    5,
     "box-proportions",
     "The boxes don't have the proportions of the image: one side is √(1 − λ) times the image's height, the other "
     "√(1 − λ) times its width.",
 )
 
 
-@bank.wrong(5, "box-proportions")
+@bank.wrong("box-proportions")
 def cutmix(images, labels, classes, alpha):
     """Squares, whatever the image."""
     soft = labels.float() if labels.dim() == 2 else F.one_hot(labels, classes).float()
@@ -416,25 +373,23 @@ def cutmix(images, labels, classes, alpha):
     return torch.where(inside, images.roll(1, 0), images), kept * soft + (1 - kept) * soft.roll(1, 0)
 
 
-bank.variant(5, "box-proportions", DISTANCES, ("(columns - cx).abs() < half)", "(columns - cx).abs() * w / h < half)"))
+bank.variant("box-proportions", DISTANCES, ("(columns - cx).abs() < half)", "(columns - cx).abs() * w / h < half)"))
 
-bank.slip(5, "labels-not-mixed", *full(("kept * soft + (1 - kept) * soft.roll(1, 0)", "soft")))
-bank.variant(5, "labels-not-mixed", DISTANCES, ("kept * soft + (1 - kept) * soft[order]", "soft"))
+bank.slip("labels-not-mixed", *full(("kept * soft + (1 - kept) * soft.roll(1, 0)", "soft")))
+bank.variant("labels-not-mixed", DISTANCES, ("kept * soft + (1 - kept) * soft[order]", "soft"))
 
-bank.slip(5, "images-not-mixed", *full(("return mixed, kept", "return images.clone(), kept")))
-bank.variant(5, "images-not-mixed", DISTANCES, ("torch.where(inside, images[order], images)", "images.clone()"))
+bank.slip("images-not-mixed", *full(("return mixed, kept", "return images.clone(), kept")))
+bank.variant("images-not-mixed", DISTANCES, ("torch.where(inside, images[order], images)", "images.clone()"))
 
-bank.slip(5, "unclear-refusal", *full((REFUSE5, "")))
-bank.slip(5, "unclear-refusal", *full(("raise TypeError", "raise ValueError")))
+bank.slip("unclear-refusal", *full((REFUSE5, "")))
+bank.slip("unclear-refusal", *full(("raise TypeError", "raise ValueError")))
 bank.variant(
-    5,
     "unclear-refusal",
     DISTANCES,
     ('raise TypeError("float images are expected")', 'raise AssertionError("floats")'),
 )
 
 bank.slip(
-    5,
     "partner-twice",
     *full(
         (
@@ -449,22 +404,18 @@ bank.slip(
         ("soft.roll(1, 0)", "soft[order]"),
     ),
 )
-bank.variant(5, "partner-twice", DISTANCES, ("torch.randperm(b, device=d)", "torch.randint(b, (b,), device=d)"))
+bank.variant("partner-twice", DISTANCES, ("torch.randperm(b, device=d)", "torch.randint(b, (b,), device=d)"))
 
 bank.slip(
-    5, "three-images", *full(("(1 - kept) * soft.roll(1, 0)", "(1 - kept) * (soft.roll(1, 0) + soft.roll(2, 0)) / 2"))
+    "three-images", *full(("(1 - kept) * soft.roll(1, 0)", "(1 - kept) * (soft.roll(1, 0) + soft.roll(2, 0)) / 2"))
 )
-bank.variant(
-    5, "three-images", DISTANCES, ("(1 - kept) * soft[order]", "(1 - kept) * (soft[order] + soft.flip(0)) / 2")
-)
+bank.variant("three-images", DISTANCES, ("(1 - kept) * soft[order]", "(1 - kept) * (soft[order] + soft.flip(0)) / 2"))
 
 bank.hint(
-    5,
     "sides-swapped",
     "Height and width are swapped: in images of 24 rows and 32 columns, no box goes beyond column 24.",
 )
 bank.slip(
-    5,
     "sides-swapped",
     *full(
         (
@@ -474,7 +425,6 @@ bank.slip(
     ),
 )
 bank.slip(
-    5,
     "sides-swapped",
     *full(
         (
@@ -484,7 +434,6 @@ bank.slip(
     ),
 )
 bank.variant(
-    5,
     "sides-swapped",
     PAPER,
     ("    ch, cw =", "    h, w = w, h\n    ch, cw ="),
@@ -493,32 +442,36 @@ bank.variant(
         "torch.arange(w, device=images.device), torch.arange(h,",
     ),
 )
-bank.slip(5, "box-not-uniform", *full(("y * height, x * width,", "y * width, x * height,")))
+bank.slip("box-not-uniform", *full(("y * height, x * width,", "y * width, x * height,")))
 
 # what every augmentation of a batch promises, in the other design
-bank.variant(5, "other-device", DISTANCES, ("float(alpha), device=d)", "float(alpha))"))
-bank.variant(5, "waits", DISTANCES, ("torch.randperm(b, device=d)", "torch.randperm(b)"))
-bank.variant(5, "waits", DISTANCES, ("    order =", "    assert inside.any() or b > 0\n    order ="))
+bank.variant("other-device", DISTANCES, ("float(alpha), device=d)", "float(alpha))"))
+bank.variant("waits", DISTANCES, ("torch.randperm(b, device=d)", "torch.randperm(b)"))
+bank.variant("waits", DISTANCES, ("    order =", "    assert inside.any() or b > 0\n    order ="))
 bank.variant(
-    5,
     "loop-over-images",
     DISTANCES,
     ("torch.where(inside,", "torch.where(torch.stack([one.clone() for one in inside]),"),
 )
 bank.variant(
-    5,
     "images-changed",
     DISTANCES,
     ("torch.where(inside, images[order], images)", "images.copy_(torch.where(inside, images[order], images)).clone()"),
 )
 bank.variant(
-    5,
     "not-reproducible",
     DISTANCES,
     ("    cy, cx =", "    import random\n\n    cy, cx ="),
     ("torch.rand(b, 1, 1, 1, device=d) for", "(torch.rand(b, 1, 1, 1, device=d) + random.random()) % 1 for"),
 )
-bank.variant(5, "always-the-same", DISTANCES, ("    gamma =", "    torch.manual_seed(3)\n    gamma ="))
-bank.slip(5, "half-edges", *full(("    kept = kept[:, None]\n", "    kept = 1 - (1 - kept).to(images.dtype).float()[:, None]\n")))
-bank.slip(5, "half-edges", *full(("    kept = kept[:, None]\n", "    kept = kept.to(images.dtype)[:, None].float()\n")), variant=True)
-bank.slip(5, "areas-wrong", *full((CUT, CUT + "\n    lam = lam.sqrt()")), variant=True)
+bank.variant("always-the-same", DISTANCES, ("    gamma =", "    torch.manual_seed(3)\n    gamma ="))
+bank.slip(
+    "half-edges",
+    *full(("    kept = kept[:, None]\n", "    kept = 1 - (1 - kept).to(images.dtype).float()[:, None]\n")),
+)
+bank.slip(
+    "half-edges",
+    *full(("    kept = kept[:, None]\n", "    kept = kept.to(images.dtype)[:, None].float()\n")),
+    variant=True,
+)
+bank.slip("areas-wrong", *full((CUT, CUT + "\n    lam = lam.sqrt()")), variant=True)

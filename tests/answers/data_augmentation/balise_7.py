@@ -8,7 +8,7 @@ from torchvision.transforms import v2
 from dlojz_tp.works import source
 from tests.answers.bank import Bank
 
-bank = Bank("07_data_augmentation")
+bank = Bank("07_data_augmentation", 7)
 
 
 def full(*changes):
@@ -117,22 +117,18 @@ def train_step(model, mix, images, labels, optimizer, device):
     return loss.data
 '''
 )
-bank.text(7, None, OTHER)
+bank.text(None, OTHER)
+bank.slip(None, *full((DRAW, "mix = (mixup, cutmix)[int(torch.randint(2, (1,)))]")))
+bank.several(None, Both, train_step)
+bank.several(None, DrawnThere, train_step)
+bank.slip(None, *full((DRAW, "mix = mixup if torch.randn(()).item() < 0 else cutmix")))
 
-
-bank.slip(7, None, *full((DRAW, "mix = (mixup, cutmix)[int(torch.randint(2, (1,)))]")))
-bank.several(7, None, Both, train_step)
-bank.several(7, None, DrawnThere, train_step)
-bank.slip(7, None, *full((DRAW, "mix = mixup if torch.randn(()).item() < 0 else cutmix")))
-
-bank.hint(7, "not-a-module", "MixOrCut must be an nn.Module: train() and eval() switch it on and off.")
+bank.hint("not-a-module", "MixOrCut must be an nn.Module: train() and eval() switch it on and off.")
 bank.slip(
-    7,
     "not-a-module",
     *full(("class MixOrCut(nn.Module):", "class MixOrCut:"), ("super().__init__()", "self.training = True")),
 )
 bank.variant(
-    7,
     "not-a-module",
     OTHER,
     ("class MixOrCut(nn.Module):", "class MixOrCut:\n    training = True\n    train = eval = lambda self: self\n"),
@@ -140,7 +136,6 @@ bank.variant(
 )
 
 bank.slip(
-    7,
     "nothing-returned",
     *full(
         (
@@ -150,9 +145,8 @@ bank.slip(
     ),
 )
 
-bank.hint(7, "mixer-form", "MixOrCut must return images of the same shape and soft labels (batch, classes).")
+bank.hint("mixer-form", "MixOrCut must return images of the same shape and soft labels (batch, classes).")
 bank.slip(
-    7,
     "mixer-form",
     *full(
         (
@@ -161,49 +155,44 @@ bank.slip(
         )
     ),
 )
-bank.variant(7, "mixer-form", OTHER, ("return way(images, labels)", "return way(images, labels)[1], labels"))
+bank.variant("mixer-form", OTHER, ("return way(images, labels)", "return way(images, labels)[1], labels"))
 
-bank.hint(7, "mixes-in-eval", "In eval mode, nothing is mixed: return the images unchanged and the labels as one-hot.")
-bank.slip(7, "mixes-in-eval", *full((EVAL, "")))
-bank.variant(7, "mixes-in-eval", OTHER, ("if not self.training:", "if images is None:"))
+bank.hint("mixes-in-eval", "In eval mode, nothing is mixed: return the images unchanged and the labels as one-hot.")
+bank.slip("mixes-in-eval", *full((EVAL, "")))
+bank.variant("mixes-in-eval", OTHER, ("if not self.training:", "if images is None:"))
 
 bank.hint(
-    7,
     "eval-labels-hard",
     "In eval mode, the labels must be soft too (batch, classes), so that the loss is the same function.",
 )
-bank.slip(7, "eval-labels-hard", *full((EVAL, "        if not self.training:\n            return images, labels\n")))
+bank.slip("eval-labels-hard", *full((EVAL, "        if not self.training:\n            return images, labels\n")))
 bank.variant(
-    7,
     "eval-labels-hard",
     OTHER,
     ("return images, self.names.to(labels.device)[labels] if labels.ndim < 2 else labels", "return images, labels"),
 )
 
 bank.hint(
-    7,
     "eval-labels-dtype",
     "In eval mode, the labels came back as {got}: one-hot labels must be float32, like mixed ones.",
 )
-bank.slip(7, "eval-labels-dtype", *full((EVAL, EVAL.replace(".float()", ""))))
-bank.variant(7, "eval-labels-dtype", OTHER, ("torch.eye(classes)", "torch.eye(classes, dtype=torch.float64)"))
+bank.slip("eval-labels-dtype", *full((EVAL, EVAL.replace(".float()", ""))))
+bank.variant("eval-labels-dtype", OTHER, ("torch.eye(classes)", "torch.eye(classes, dtype=torch.float64)"))
 
-bank.hint(7, "never-mixup", "MixUp was never drawn in 300 batches.")
-bank.slip(7, "never-mixup", *full((DRAW, "mix = cutmix")))
-bank.variant(7, "never-mixup", OTHER, ("torch.ones(2)", "torch.tensor([0.0, 1.0])"))
+bank.hint("never-mixup", "MixUp was never drawn in 300 batches.")
+bank.slip("never-mixup", *full((DRAW, "mix = cutmix")))
+bank.variant("never-mixup", OTHER, ("torch.ones(2)", "torch.tensor([0.0, 1.0])"))
 
-bank.hint(7, "never-cutmix", "CutMix was never drawn in 300 batches.")
-bank.slip(7, "never-cutmix", *full((DRAW, "mix = mixup")))
-bank.variant(7, "never-cutmix", OTHER, ("for way in (mixup, cutmix)", "for way in (mixup, mixup)"))
+bank.hint("never-cutmix", "CutMix was never drawn in 300 batches.")
+bank.slip("never-cutmix", *full((DRAW, "mix = mixup")))
+bank.variant("never-cutmix", OTHER, ("for way in (mixup, cutmix)", "for way in (mixup, mixup)"))
 
 bank.hint(
-    7,
     "takes-turns",
     "MixUp and CutMix follow each other in a pattern: {got:.0%} of the batches use a different one from the batch "
     "before, where a fair draw gives about half.",
 )
 bank.slip(
-    7,
     "takes-turns",
     *full(
         ("self.classes, self.alpha = classes, alpha", "self.classes, self.alpha, self.calls = classes, alpha, 0"),
@@ -211,32 +200,28 @@ bank.slip(
     ),
 )
 bank.variant(
-    7,
     "takes-turns",
     OTHER,
     ("way = self.ways[torch.multinomial(torch.ones(2), 1).item()]", "way = self.ways[0]\n        self.ways.reverse()"),
 )
-bank.hint(7, "never-mixed", "In training mode, nothing was mixed.")
-bank.slip(7, "never-mixed", *full(("if not self.training:", "if self.training:")))
+bank.hint("never-mixed", "In training mode, nothing was mixed.")
+bank.slip("never-mixed", *full(("if not self.training:", "if self.training:")))
 bank.variant(
-    7,
     "never-mixed",
     OTHER,
     ("return way(images, labels)", "way(images, labels)\n        return images, self.names.to(labels.device)[labels]"),
 )
 
-bank.hint(7, "unfair", "MixUp was drawn in {got:.0%} of 300 batches. Each of the two must be drawn half of the time.")
-bank.slip(7, "unfair", *full(("torch.rand(()) < 0.5", "torch.rand(()) < 0.1")))
-bank.slip(7, "unfair", *full(("torch.rand(()) < 0.5", "torch.randn(()) < 0.5")))
-bank.variant(7, "unfair", OTHER, ("torch.ones(2)", "torch.tensor([0.2, 0.8])"))
+bank.hint("unfair", "MixUp was drawn in {got:.0%} of 300 batches. Each of the two must be drawn half of the time.")
+bank.slip("unfair", *full(("torch.rand(()) < 0.5", "torch.rand(()) < 0.1")))
+bank.slip("unfair", *full(("torch.rand(()) < 0.5", "torch.randn(()) < 0.5")))
+bank.variant("unfair", OTHER, ("torch.ones(2)", "torch.tensor([0.2, 0.8])"))
 
 bank.hint(
-    7,
     "chosen-for-each-image",
     "Some images of one batch were mixed by MixUp, others by CutMix. Draw one of the two for the whole batch.",
 )
 bank.slip(
-    7,
     "chosen-for-each-image",
     *full(
         (
@@ -246,7 +231,6 @@ bank.slip(
     ),
 )
 bank.variant(
-    7,
     "chosen-for-each-image",
     OTHER,
     (
@@ -256,7 +240,6 @@ bank.variant(
 )
 
 bank.slip(
-    7,
     "not-reproducible",
     *full(
         (DRAW, "mix = mixup if np.random.rand() < 0.5 else cutmix"),
@@ -264,7 +247,6 @@ bank.slip(
     ),
 )
 bank.variant(
-    7,
     "not-reproducible",
     OTHER,
     ("torch.multinomial(torch.ones(2), 1).item()", "random.randrange(2)"),
@@ -272,20 +254,18 @@ bank.variant(
 )
 
 bank.slip(
-    7,
     "always-the-same",
     *full((DRAW, "torch.manual_seed(int(images.device.type == 'x'))\n        " + DRAW)),
 )
-bank.variant(7, "always-the-same", OTHER, ("        way =", "        torch.manual_seed(3)\n        way ="))
+bank.variant("always-the-same", OTHER, ("        way =", "        torch.manual_seed(3)\n        way ="))
 
-bank.hint(7, "draw-waits", "The draw makes the CPU wait: {error}. Draw the choice on the CPU.")
-bank.slip(7, "draw-waits", *full(("torch.rand(()) < 0.5", "torch.rand((), device=images.device) < 0.5")))
-bank.variant(7, "draw-waits", OTHER, ("torch.ones(2)", "torch.ones(2, device=images.device)"))
+bank.hint("draw-waits", "The draw makes the CPU wait: {error}. Draw the choice on the CPU.")
+bank.slip("draw-waits", *full(("torch.rand(()) < 0.5", "torch.rand((), device=images.device) < 0.5")))
+bank.variant("draw-waits", OTHER, ("torch.ones(2)", "torch.ones(2, device=images.device)"))
 
-bank.hint(7, "step-not-mixed", "The step trained on the original images: it must pass them through `mix`.")
-bank.slip(7, "step-not-mixed", *full((STEP, "    soft = labels\n")))
+bank.hint("step-not-mixed", "The step trained on the original images: it must pass them through `mix`.")
+bank.slip("step-not-mixed", *full((STEP, "    soft = labels\n")))
 bank.variant(
-    7,
     "step-not-mixed",
     OTHER,
     (
@@ -294,39 +274,35 @@ bank.variant(
     ),
 )
 
-bank.hint(7, "step-mixed-twice", "The step called `mix` {got} times for one batch.")
-bank.slip(7, "step-mixed-twice", *full((STEP, STEP + "    images, soft = mix(images, soft)\n")))
+bank.hint("step-mixed-twice", "The step called `mix` {got} times for one batch.")
+bank.slip("step-mixed-twice", *full((STEP, STEP + "    images, soft = mix(images, soft)\n")))
 bank.variant(
-    7,
     "step-mixed-twice",
     OTHER,
     ("in (images, labels)))\n", "in (images, labels)))\n        images, soft = mix(images, soft)\n"),
 )
 
-bank.hint(7, "step-hard-loss", "The step didn't use the soft labels that `mix` returned.")
+bank.hint("step-hard-loss", "The step didn't use the soft labels that `mix` returned.")
 bank.slip(
-    7, "step-hard-loss", *full(("soft_cross_entropy(model(images), soft)", "soft_cross_entropy(model(images), labels)"))
+    "step-hard-loss", *full(("soft_cross_entropy(model(images), soft)", "soft_cross_entropy(model(images), labels)"))
 )
-bank.slip(7, "step-hard-loss", *full((STEP, "    images, _ = mix(images, labels)\n    soft = labels\n")))
-bank.variant(7, "step-hard-loss", OTHER, ("-soft * F.log_softmax", "-F.one_hot(labels, 4) * F.log_softmax"))
+bank.slip("step-hard-loss", *full((STEP, "    images, _ = mix(images, labels)\n    soft = labels\n")))
+bank.variant("step-hard-loss", OTHER, ("-soft * F.log_softmax", "-F.one_hot(labels, 4) * F.log_softmax"))
 
 bank.hint(
-    7,
     "step-old-gradients",
     "The first step is right, the second isn't: gradients of the first were still there.",
 )
-bank.slip(7, "step-old-gradients", *full(("    optimizer.zero_grad()\n", "")))
-bank.variant(7, "step-old-gradients", OTHER, ("    model.zero_grad()\n", ""), ("    optimizer.zero_grad()\n", ""))
+bank.slip("step-old-gradients", *full(("    optimizer.zero_grad()\n", "")))
+bank.variant("step-old-gradients", OTHER, ("    model.zero_grad()\n", ""), ("    optimizer.zero_grad()\n", ""))
 
 bank.hint(
-    7,
     "step-no-update",
     "The weights didn't change: you don't call optimizer.step(), or not after backward(), or no gradient reaches "
     "the weights, or you clear the gradients between backward() and step().",
 )
-bank.slip(7, "step-no-update", *full(("    loss.backward()\n    optimizer.step()\n", "    loss.backward()\n")))
+bank.slip("step-no-update", *full(("    loss.backward()\n    optimizer.step()\n", "    loss.backward()\n")))
 bank.slip(
-    7,
     "step-no-update",
     *full(
         ("    optimizer.zero_grad()\n", ""),
@@ -334,7 +310,6 @@ bank.slip(
     ),
 )
 bank.slip(
-    7,
     "step-no-update",
     *full(
         ("    optimizer.zero_grad()\n", ""),
@@ -342,50 +317,44 @@ bank.slip(
     ),
 )
 bank.variant(
-    7,
     "step-no-update",
     OTHER,
     ("    optimizer.step()\n    optimizer.zero_grad()\n", "    optimizer.zero_grad()\n    optimizer.step()\n"),
 )
 
 bank.hint(
-    7,
     "step-wrong-loss",
     "The step is right, but the loss that it returns isn't the mean cross-entropy of the mixed batch before the "
     "update.",
 )
-bank.slip(7, "step-wrong-loss", *full(("return loss.detach()", "return loss.detach() / len(images)")))
-bank.slip(7, "step-wrong-loss", *full(("return loss.detach()", "return torch.zeros((), device=device)")))
-bank.variant(7, "step-wrong-loss", OTHER, ("return loss.data", "return loss.data * len(images)"))
+bank.slip("step-wrong-loss", *full(("return loss.detach()", "return loss.detach() / len(images)")))
+bank.slip("step-wrong-loss", *full(("return loss.detach()", "return torch.zeros((), device=device)")))
+bank.variant("step-wrong-loss", OTHER, ("return loss.data", "return loss.data * len(images)"))
 
 bank.hint(
-    7,
     "alpha-ignored",
     "With α = 50, the λ of {got[0][0]} are spread as if α were smaller: from {got[0][1]:.2f} to {got[0][2]:.2f}. "
     "Do you use self.alpha?",
 )
 bank.slip(
-    7,
     "alpha-ignored",
     *full(("return mix(images, labels, self.classes, self.alpha)", "return mix(images, labels, self.classes, 1.0)")),
 )
 bank.slip(
-    7, "alpha-ignored", *full(("self.classes, self.alpha = classes, alpha", "self.classes, self.alpha = classes, 0.2"))
+    "alpha-ignored", *full(("self.classes, self.alpha = classes, alpha", "self.classes, self.alpha = classes, 0.2"))
 )
-bank.variant(7, "alpha-ignored", OTHER, ("alpha=alpha", "alpha=1.0"))
+bank.variant("alpha-ignored", OTHER, ("alpha=alpha", "alpha=1.0"))
 
-bank.hint(7, "step-wrong-weights", "After the step, the weights differ from those of one step on the mixed batch.")
+bank.hint("step-wrong-weights", "After the step, the weights differ from those of one step on the mixed batch.")
 bank.slip(
-    7,
     "step-wrong-weights",
     *full(("soft_cross_entropy(model(images), soft)", "soft_cross_entropy(model(images), soft, 0.1)")),
 )
-bank.slip(7, "step-wrong-weights", *full((STEP, "    _, soft = mix(images, labels)\n")))
-bank.variant(7, "step-wrong-weights", OTHER, ("torch.mean(torch.sum", "torch.sum(torch.sum"))
+bank.slip("step-wrong-weights", *full((STEP, "    _, soft = mix(images, labels)\n")))
+bank.variant("step-wrong-weights", OTHER, ("torch.mean(torch.sum", "torch.sum(torch.sum"))
 
-bank.hint(7, "step-mixes-on-cpu", "You mixed the batch before all of it was moved: `mix` saw {got} on the CPU.")
+bank.hint("step-mixes-on-cpu", "You mixed the batch before all of it was moved: `mix` saw {got} on the CPU.")
 bank.slip(
-    7,
     "step-mixes-on-cpu",
     *full(
         (
@@ -394,9 +363,8 @@ bank.slip(
         )
     ),
 )
-bank.slip(7, "step-syncs", *full((", labels.to(device, non_blocking=True)\n", ", labels\n")))  # an index on the CPU
+bank.slip("step-syncs", *full((", labels.to(device, non_blocking=True)\n", ", labels\n")))  # an index on the CPU
 bank.variant(
-    7,
     "step-mixes-on-cpu",
     OTHER,
     (
@@ -406,44 +374,40 @@ bank.variant(
 )
 
 bank.slip(
-    7,
     "other-device",
     *full(("    images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)\n", "")),
 )
 
-bank.hint(7, "step-form", "Return the loss, a tensor without a graph.")
-bank.slip(7, "step-form", *full(("return loss.detach()", "return loss")))
-bank.slip(7, "step-form", *full(("return loss.detach()", "return loss.item()")))
-bank.variant(7, "step-form", OTHER, ("return loss.data", "return loss"))
+bank.hint("step-form", "Return the loss, a tensor without a graph.")
+bank.slip("step-form", *full(("return loss.detach()", "return loss")))
+bank.slip("step-form", *full(("return loss.detach()", "return loss.item()")))
+bank.variant("step-form", OTHER, ("return loss.data", "return loss"))
 
-bank.hint(7, "step-syncs", "The step reads a value from the device: {error}")
-bank.slip(7, "step-syncs", *full(("return loss.detach()", "print(loss.item())\n    return loss.detach()")))
-bank.variant(7, "step-syncs", OTHER, ("return loss.data", "return torch.tensor(loss.item())"))
+bank.hint("step-syncs", "The step reads a value from the device: {error}")
+bank.slip("step-syncs", *full(("return loss.detach()", "print(loss.item())\n    return loss.detach()")))
+bank.variant("step-syncs", OTHER, ("return loss.data", "return torch.tensor(loss.item())"))
 NAN = "    if loss.is_cuda and loss.isnan():\n        return loss.detach()\n    loss.backward()\n"  # on GPUs alone
-bank.slip(7, "step-syncs", *full(("    loss.backward()\n", NAN)))
-bank.variant(7, "step-syncs", OTHER, ("    loss.backward()\n", NAN))
+bank.slip("step-syncs", *full(("    loss.backward()\n", NAN)))
+bank.variant("step-syncs", OTHER, ("    loss.backward()\n", NAN))
 
 bank.hint(
-    7,
     "step-changes-mode",
     "The step switched `mix` or the model to another mode. That is up to the caller of the step.",
 )
-bank.slip(7, "step-changes-mode", *full((STEP, "    mix.train()\n" + STEP)))
-bank.slip(7, "step-changes-mode", *full((STEP, STEP + "    model.eval()\n")))
-bank.variant(7, "step-changes-mode", OTHER, ("    logits = model(images)\n", "    logits = model.eval()(images)\n"))
+bank.slip("step-changes-mode", *full((STEP, "    mix.train()\n" + STEP)))
+bank.slip("step-changes-mode", *full((STEP, STEP + "    model.eval()\n")))
+bank.variant("step-changes-mode", OTHER, ("    logits = model(images)\n", "    logits = model.eval()(images)\n"))
 
-bank.hint(7, "step-two-forwards", "The network ran {got} times for one batch.")
-bank.slip(7, "step-two-forwards", *full(("    loss.backward()\n", "    logits = model(images)\n    loss.backward()\n")))
-bank.variant(7, "step-two-forwards", OTHER, ("    loss.backward()\n", "    loss.backward()\n    model(images)\n"))
+bank.hint("step-two-forwards", "The network ran {got} times for one batch.")
+bank.slip("step-two-forwards", *full(("    loss.backward()\n", "    logits = model(images)\n    loss.backward()\n")))
+bank.variant("step-two-forwards", OTHER, ("    loss.backward()\n", "    loss.backward()\n    model(images)\n"))
 
 bank.hint(
-    7,
     "lambda-of-batch",
     "All images of a batch were mixed with the same λ. Your mixup and cutmix draw one λ for each image.",
 )
-bank.several(7, "lambda-of-batch", Library, train_step)
+bank.several("lambda-of-batch", Library, train_step)
 bank.variant(
-    7,
     "lambda-of-batch",
     OTHER,
     (
@@ -453,33 +417,28 @@ bank.variant(
 )
 
 bank.hint(
-    7,
     "classes-forgotten",
     "The labels have only as many columns as there are classes in the batch. Give one_hot the number of classes: "
     "self.classes.",
 )
-bank.slip(7, "classes-forgotten", *full(("F.one_hot(labels, self.classes).float()\n", "F.one_hot(labels).float()\n")))
-bank.variant(7, "classes-forgotten", OTHER, ("self.names.to(labels.device)[labels] if", "F.one_hot(labels).float() if"))
+bank.slip("classes-forgotten", *full(("F.one_hot(labels, self.classes).float()\n", "F.one_hot(labels).float()\n")))
+bank.variant("classes-forgotten", OTHER, ("self.names.to(labels.device)[labels] if", "F.one_hot(labels).float() if"))
 
 bank.hint(
-    7,
     "eval-soft-labels",
     "In eval mode, labels that are already soft (batch, classes) must stay as they are.",
 )
 bank.slip(
-    7,
     "eval-soft-labels",
     *full((EVAL.split("\n")[1], "            return images, F.one_hot(labels, self.classes).float()")),
 )
-bank.variant(7, "eval-soft-labels", OTHER, (" if labels.ndim < 2 else labels", ""))
+bank.variant("eval-soft-labels", OTHER, (" if labels.ndim < 2 else labels", ""))
 
 bank.hint(
-    7,
     "mixed-by-both",
     "An image's label names {got} images, so it was mixed by both MixUp and CutMix. Draw one of the two.",
 )
 bank.slip(
-    7,
     "mixed-by-both",
     *full(
         (
@@ -489,16 +448,14 @@ bank.slip(
     ),
 )
 bank.variant(
-    7, "mixed-by-both", OTHER, ("return way(images, labels)", "return self.ways[1](*self.ways[0](images, labels))")
+    "mixed-by-both", OTHER, ("return way(images, labels)", "return self.ways[1](*self.ways[0](images, labels))")
 )
 
 bank.hint(
-    7,
     "often-unmixed",
     "Nothing was mixed in {got:.0%} of 300 batches. MixUp and CutMix must each be drawn half of the time.",
 )
 bank.slip(
-    7,
     "often-unmixed",
     *full(
         (
@@ -508,16 +465,14 @@ bank.slip(
     ),
 )
 bank.variant(
-    7,
     "often-unmixed",
     OTHER,
     ("        way =", "        if torch.rand(()) < 0.4:\n            return images, self.names[labels]\n        way ="),
 )
 
 WRITES = "    images, soft = mix(images, labels)\n"
-bank.slip(7, "labels-changed", *full((WRITES, WRITES + "    labels.zero_()\n")))
-bank.slip(7, "images-changed", *full((WRITES, "    mixed, soft = mix(images, labels)\n    images.copy_(mixed)\n")))
-bank.slip(
-    7, "inference-tensors",
+bank.slip("labels-changed", *full((WRITES, WRITES + "    labels.zero_()\n")))
+bank.slip("images-changed", *full((WRITES, "    mixed, soft = mix(images, labels)\n    images.copy_(mixed)\n")))
+bank.slip("inference-tensors",
     *full(("    def forward(self, images, labels):", "    @torch.inference_mode()\n    def forward(self, images, labels):")),
 )  # fmt: skip

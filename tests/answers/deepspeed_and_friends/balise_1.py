@@ -2,7 +2,7 @@
 
 from tests.answers.bank import Bank
 
-bank = Bank("20_deepspeed_and_friends", whole=True)
+bank = Bank("20_deepspeed_and_friends", 1, whole=True)
 
 # tried one by one
 BY_SEARCH = """
@@ -45,7 +45,7 @@ def from_words(library, words, n_ranks):
             micro, steps = words["batch_size"], words.get("every", 1)
     return [steps * micro * n_ranks, micro, steps]
 """
-bank.text(1, None, BY_SEARCH)
+bank.text(None, BY_SEARCH)
 
 # case by case, as DeepSpeed does, with products first
 BY_CASES = """
@@ -89,20 +89,19 @@ def from_words(library, words, n_ranks):
         return batch_sizes(n_ranks, batch=k * words["batch_size"], accumulation=k)
     return batch_sizes(n_ranks, micro=words["batch_size"], accumulation=k)
 """
-bank.text(1, None, BY_CASES)
+bank.text(None, BY_CASES)
 
 MICRO = "micro or most, accumulation or (most if micro else 1)"
 
-bank.hint(1, "not-three", "Return three whole numbers, (batch, micro, accumulation), as a tuple.")
-bank.slip(1, "not-three", (f"return batch, {MICRO}", f"return batch, {MICRO.split(',')[0]}"))
-bank.slip(1, "not-three", ("batch // unit)", "batch / unit)"))
-bank.variant(1, "not-three", BY_CASES, ("return micro * n_ranks, micro, 1", "return micro * n_ranks"))
+bank.hint("not-three", "Return three whole numbers, (batch, micro, accumulation), as a tuple.")
+bank.slip("not-three", (f"return batch, {MICRO}", f"return batch, {MICRO.split(',')[0]}"))
+bank.slip("not-three", ("batch // unit)", "batch / unit)"))
+bank.variant("not-three", BY_CASES, ("return micro * n_ranks, micro, 1", "return micro * n_ranks"))
 
-bank.hint(1, "refused-right", "These numbers fit together, but you raised a ValueError.")
-bank.slip(1, "refused-right", ("if batch is None and micro is None", "if micro is None"))
-bank.slip(1, "refused-right", ("batch = batch or unit", "batch = batch or micro"))
+bank.hint("refused-right", "These numbers fit together, but you raised a ValueError.")
+bank.slip("refused-right", ("if batch is None and micro is None", "if micro is None"))
+bank.slip("refused-right", ("batch = batch or unit", "batch = batch or micro"))
 bank.variant(
-    1,
     "refused-right",
     BY_CASES,
     (
@@ -112,16 +111,15 @@ bank.variant(
 )
 
 bank.hint(
-    1, "ranks-forgotten", "The number of ranks is missing: `batch` counts the samples of all ranks, `micro` those "
-                          "of one rank."
+    "ranks-forgotten",
+    "The number of ranks is missing: `batch` counts the samples of all ranks, `micro` those of one rank.",
 )
-bank.slip(1, "ranks-forgotten", ("unit = n_ranks * ", "unit = "))
+bank.slip("ranks-forgotten", ("unit = n_ranks * ", "unit = "))
 for there in ("batch // n_ranks, 1", "batch // (n_ranks * accumulation)", "batch // (n_ranks * micro)"):
-    bank.text(1, "ranks-forgotten", BY_CASES.replace(there, there.replace("n_ranks * ", "").replace("// n_ranks", "")))
-bank.text(1, "ranks-forgotten", BY_CASES.replace("return micro * n_ranks * acc", "return micro * acc"))
-bank.text(1, "ranks-forgotten", BY_CASES.replace("return micro * n_ranks, micro, 1", "return micro, micro, 1"))
+    bank.text("ranks-forgotten", BY_CASES.replace(there, there.replace("n_ranks * ", "").replace("// n_ranks", "")))
+bank.text("ranks-forgotten", BY_CASES.replace("return micro * n_ranks * acc", "return micro * acc"))
+bank.text("ranks-forgotten", BY_CASES.replace("return micro * n_ranks, micro, 1", "return micro, micro, 1"))
 bank.variant(
-    1,
     "ranks-forgotten",
     BY_SEARCH,
     ("return micro * accumulation * n_ranks", "return micro * accumulation"),
@@ -129,68 +127,62 @@ bank.variant(
 )
 
 bank.hint(
-    1,
     "swapped",
     "`micro` and `accumulation` are swapped. Compute the one of the two that is not given. If only `batch` is "
     "given, everything goes into one forward.",
 )
-bank.slip(1, "swapped", (MICRO, "accumulation or most, micro or (most if accumulation else 1)"))
-bank.slip(1, "swapped", (MICRO, "micro or (most if accumulation else 1), accumulation or most"))
-bank.variant(1, "swapped", BY_CASES, ("(batch, batch // n_ranks, 1)", "(batch, 1, batch // n_ranks)"))
+bank.slip("swapped", (MICRO, "accumulation or most, micro or (most if accumulation else 1)"))
+bank.slip("swapped", (MICRO, "micro or (most if accumulation else 1), accumulation or most"))
+bank.variant("swapped", BY_CASES, ("(batch, batch // n_ranks, 1)", "(batch, 1, batch // n_ranks)"))
 
-bank.hint(1, "wrong-third", "In every case, batch = micro × accumulation × ranks, and the numbers that are given "
-                            "must stay the same.")
-bank.text(
-    1, "wrong-third", BY_CASES.replace("micro * n_ranks * accumulation, micro", "micro + n_ranks + accumulation, micro")
+bank.hint(
+    "wrong-third",
+    "In every case, batch = micro × accumulation × ranks, and the numbers that are given must stay the same.",
 )
-bank.slip(1, "wrong-third", (MICRO, "most, most"))
-bank.variant(1, "wrong-third", BY_SEARCH, ("return batch, m, steps", "return batch, 2 * m, steps"))
+bank.text(
+    "wrong-third", BY_CASES.replace("micro * n_ranks * accumulation, micro", "micro + n_ranks + accumulation, micro")
+)
+bank.slip("wrong-third", (MICRO, "most, most"))
+bank.variant("wrong-third", BY_SEARCH, ("return batch, m, steps", "return batch, 2 * m, steps"))
 
-bank.hint(1, "wrong-defaults", "If only one of `batch` and `micro` is given, `accumulation` is 1.")
+bank.hint("wrong-defaults", "If only one of `batch` and `micro` is given, `accumulation` is 1.")
 bank.slip(
-    1,
     "wrong-defaults",
     (MICRO, "micro or most, accumulation or (most if micro and most > 1 else 2)"),
     ("unit = n_ranks * (micro or 1) * (accumulation or 1)", "unit = n_ranks * (micro or 1) * (accumulation or 1)"),
 )
-bank.variant(
-    1, "wrong-defaults", BY_CASES, ("return micro * n_ranks, micro, 1", "return 2 * micro * n_ranks, micro, 2")
-)
+bank.variant("wrong-defaults", BY_CASES, ("return micro * n_ranks, micro, 1", "return 2 * micro * n_ranks, micro, 2"))
 
 bank.hint(
-    1,
     "not-refused",
     "These numbers contradict each other, but you raised no ValueError. A division rounds down: multiply again and "
     "compare. With micro and accumulation given, only one batch fits.",
 )
-bank.slip(1, "not-refused", ("if batch != most * unit", "if False"))
-bank.slip(1, "not-refused", ("if batch != most * unit", "if batch < most * unit"))
-bank.slip(1, "not-refused", ("raise ValueError(f", "raise AssertionError(f"))
+bank.slip("not-refused", ("if batch != most * unit", "if False"))
+bank.slip("not-refused", ("if batch != most * unit", "if batch < most * unit"))
+bank.slip("not-refused", ("raise ValueError(f", "raise AssertionError(f"))
 bank.slip(
-    1, "not-refused", ("most = 1 if micro and accumulation else max(1, batch // unit)", "most = max(1, batch // unit)")
+    "not-refused", ("most = 1 if micro and accumulation else max(1, batch // unit)", "most = max(1, batch // unit)")
 )
-bank.variant(1, "not-refused", BY_CASES, ("if batch % divisor:", "if batch < divisor:"))
-bank.variant(1, "not-refused", BY_CASES, ("if micro * accumulation * n_ranks != batch", "if batch % (micro * n_ranks)"))
+bank.variant("not-refused", BY_CASES, ("if batch % divisor:", "if batch < divisor:"))
+bank.variant("not-refused", BY_CASES, ("if micro * accumulation * n_ranks != batch", "if batch % (micro * n_ranks)"))
 
 bank.hint(
-    1, "below-one", "A number below 1 is not a size: raise a ValueError. Note that `if not batch` treats 0 as missing."
+    "below-one", "A number below 1 is not a size: raise a ValueError. Note that `if not batch` treats 0 as missing."
 )
-bank.slip(1, "below-one", ("number < 1", "number < 0"))
-bank.slip(1, "below-one", ("for number in (n_ranks, batch, micro, accumulation)", "for number in (batch, micro)"))
+bank.slip("below-one", ("number < 1", "number < 0"))
+bank.slip("below-one", ("for number in (n_ranks, batch, micro, accumulation)", "for number in (batch, micro)"))
 bank.variant(
-    1,
     "below-one",
     BY_CASES,
     ("if min(x for x in (n_ranks, batch, micro, accumulation) if x is not None) < 1", "if n_ranks < 1"),
 )
 
 bank.hint(
-    1,
     "neither-accepted",
     "Neither `batch` nor `micro` is given, so nothing says how much fits into memory. Raise a ValueError.",
 )
 bank.slip(
-    1,
     "neither-accepted",
     (
         '    if batch is None and micro is None:\n        raise ValueError("give the samples of a step (batch) or of one forward on one rank (micro)")\n',
@@ -198,7 +190,6 @@ bank.slip(
     ),
 )
 bank.variant(
-    1,
     "neither-accepted",
     BY_CASES,
     (
@@ -208,43 +199,38 @@ bank.variant(
 )
 
 bank.hint(
-    1,
     "nearest-unnamed",
     "The message does not name {batches}. A step must be a multiple of the product of the given numbers and the "
     "ranks. Name the multiple below `batch`, if there is one, and the multiple above it. If all three are given, "
     "name only their product.",
 )
-bank.slip(1, "nearest-unnamed", (", (most + 1) * unit}", "}"))
-bank.slip(1, "nearest-unnamed", ("{' or '.join(map(str, sorted(fits)))} would", "look again"))
+bank.slip("nearest-unnamed", (", (most + 1) * unit}", "}"))
+bank.slip("nearest-unnamed", ("{' or '.join(map(str, sorted(fits)))} would", "look again"))
 bank.slip(
-    1,
     "nearest-unnamed",
     ("unit = n_ranks * (micro or 1) * (accumulation or 1)", "unit = n_ranks * (micro or 1) * (accumulation or 1)"),
     ("{' or '.join(map(str, sorted(fits)))} would", "take a multiple of {n_ranks}"),
 )
-bank.variant(1, "nearest-unnamed", BY_CASES, ("{low or 'more:'} {low + divisor}", "{low}"))
+bank.variant("nearest-unnamed", BY_CASES, ("{low or 'more:'} {low + divisor}", "{low}"))
 
 bank.hint(
-    1,
     "names-more",
     "The message also names {batches}, which are not the nearest to {batch}. Of the batches that would fit, name "
     "only the one below and the one above.",
 )
-bank.slip(1, "names-more", ("{most * unit, (most + 1) * unit}", "{k * unit for k in range(1, 9)}"))
-bank.slip(1, "names-more", ("{' or '.join(map(str, sorted(fits)))} would", "one of {[*range(1000)]} would"))
-bank.variant(1, "names-more", BY_CASES, ("{low + divisor}", "{low + divisor} {low + 2 * divisor}"))
-bank.variant(1, "names-more", BY_SEARCH, ("t > batch][:1]", "t > batch][:2]"))
+bank.slip("names-more", ("{most * unit, (most + 1) * unit}", "{k * unit for k in range(1, 9)}"))
+bank.slip("names-more", ("{' or '.join(map(str, sorted(fits)))} would", "one of {[*range(1000)]} would"))
+bank.variant("names-more", BY_CASES, ("{low + divisor}", "{low + divisor} {low + 2 * divisor}"))
+bank.variant("names-more", BY_SEARCH, ("t > batch][:1]", "t > batch][:2]"))
 
-bank.hint(1, "names-zero", "The message offers 0, which is not a batch size: no size below {batch} would fit.")
+bank.hint("names-zero", "The message offers 0, which is not a batch size: no size below {batch} would fit.")
 bank.slip(
-    1,
     "names-zero",
     ("max(1, batch // unit)", "batch // unit"),
     (" or batch < unit else", " else"),
 )
-bank.variant(1, "names-zero", BY_CASES, ("{low or 'more:'} {low", "{low} {low"))
+bank.variant("names-zero", BY_CASES, ("{low or 'more:'} {low", "{low} {low"))
 bank.text(
-    1,
     None,
     BY_CASES.replace(
         "try {low or 'more:'}", "{batch} = {batch // divisor} x {divisor} + {batch % divisor}; {low or 'only'}"
@@ -252,85 +238,73 @@ bank.text(
 )
 
 bank.hint(
-    1, "default-of-transformers", "transformers has a default: without `per_device_train_batch_size`, it takes 8 "
-                                  "samples per rank."
+    "default-of-transformers",
+    "transformers has a default: without `per_device_train_batch_size`, it takes 8 samples per rank.",
 )
-bank.slip(1, "default-of-transformers", ('"per_device_train_batch_size", 8', '"per_device_train_batch_size", 1'))
+bank.slip("default-of-transformers", ('"per_device_train_batch_size", 8', '"per_device_train_batch_size", 1'))
 bank.variant(
-    1, "default-of-transformers", BY_CASES, ('"per_device_train_batch_size": 8', '"per_device_train_batch_size": 1')
+    "default-of-transformers", BY_CASES, ('"per_device_train_batch_size": 8', '"per_device_train_batch_size": 1')
 )
 
 bank.hint(
-    1,
     "split-taken-whole",
     "With `split_batches=True`, the DataLoader's batch is split over the ranks: `batch_size` is what all of them "
     "together take in one forward.",
 )
-bank.slip(1, "split-taken-whole", ('if words.get("split_batches")', "if False"))
-bank.variant(1, "split-taken-whole", BY_CASES, ('if words.get("split_batches", False)', 'if words.get("split", False)'))
+bank.slip("split-taken-whole", ('if words.get("split_batches")', "if False"))
+bank.variant("split-taken-whole", BY_CASES, ('if words.get("split_batches", False)', 'if words.get("split", False)'))
 
-bank.hint(1, "split-false", "`split_batches` is given as False. Check its value, not whether the key is there.")
-bank.slip(1, "split-false", ('words.get("split_batches")', '"split_batches" in words'))
-bank.variant(1, "split-false", BY_CASES, ('words.get("split_batches", False)', '"split_batches" in words'))
-bank.variant(1, "split-false", BY_SEARCH, ('words.get("split_batches")', '"split_batches" in words'))
+bank.hint("split-false", "`split_batches` is given as False. Check its value, not whether the key is there.")
+bank.slip("split-false", ('words.get("split_batches")', '"split_batches" in words'))
+bank.variant("split-false", BY_CASES, ('words.get("split_batches", False)', '"split_batches" in words'))
+bank.variant("split-false", BY_SEARCH, ('words.get("split_batches")', '"split_batches" in words'))
 
 bank.hint(
-    1,
     "split-swallows-accumulation",
     "The DataLoader's batch is one forward of all ranks; a step has `gradient_accumulation_steps` of them.",
 )
 bank.slip(
-    1,
     "split-swallows-accumulation",
     ('words["batch_size"] * accumulation, None, accumulation', 'words["batch_size"], None, 1'),
 )
 bank.variant(
-    1,
     "split-swallows-accumulation",
     BY_CASES,
     ('batch=k * words["batch_size"], accumulation=k', 'batch=words["batch_size"]'),
 )
 
 bank.hint(
-    1,
     "loader-for-all",
     "A DataLoader's `batch_size` is what one rank takes in one forward, unless Accelerate gets `split_batches=True`.",
 )
-bank.slip(1, "loader-for-all", ('if words.get("split_batches")', 'if library == "accelerate"'))
-bank.slip(
-    1, "loader-for-all", ('if words.get("split_batches")', 'if library == "fabric" or words.get("split_batches")')
-)
-bank.text(1, "loader-for-all", BY_CASES.replace('"split_batches", False', '"split_batches", True'))
-bank.variant(1, "loader-for-all", BY_CASES, ('if words.get("split_batches", False)', 'if library == "accelerate"'))
+bank.slip("loader-for-all", ('if words.get("split_batches")', 'if library == "accelerate"'))
+bank.slip("loader-for-all", ('if words.get("split_batches")', 'if library == "fabric" or words.get("split_batches")'))
+bank.text("loader-for-all", BY_CASES.replace('"split_batches", False', '"split_batches", True'))
+bank.variant("loader-for-all", BY_CASES, ('if words.get("split_batches", False)', 'if library == "accelerate"'))
 
 bank.hint(
-    1,
     "words-accumulation-forgotten",
     "A step has several forwards of each rank. The words say how many, but you do not read them.",
 )
 bank.slip(
-    1,
     "words-accumulation-forgotten",
     ("return batch_sizes(n_ranks, None, micro, accumulation)", "return batch_sizes(n_ranks, None, micro)"),
 )
 bank.slip(
-    1,
     "words-accumulation-forgotten",
     ('"every" if library == "fabric" else "gradient_accumulation_steps"', '"gradient_accumulation_steps"'),
 )
 bank.slip(
-    1, "words-accumulation-forgotten", ('"every" if library == "fabric" else "gradient_accumulation_steps"', '"every"')
+    "words-accumulation-forgotten", ('"every" if library == "fabric" else "gradient_accumulation_steps"', '"every"')
 )
-bank.variant(1, "words-accumulation-forgotten", BY_CASES, ('accumulation=words.get("every")', "accumulation=None"))
+bank.variant("words-accumulation-forgotten", BY_CASES, ('accumulation=words.get("every")', "accumulation=None"))
 
 bank.hint(
-    1,
     "words-refused",
     "These words fit together, but you raised a ValueError. Read the table again: which of the three numbers does "
     "each word give, and is it for one rank or for all of them?",
 )
 bank.slip(
-    1,
     "words-refused",
     (
         '"train_batch_size", "train_micro_batch_size_per_gpu", "grad',
@@ -338,39 +312,37 @@ bank.slip(
     ),
 )
 bank.variant(
-    1,
     "words-refused",
     BY_CASES,
     ('micro=words["per_device_train_batch_size"]', 'batch=words["per_device_train_batch_size"]'),
 )
 
 bank.hint(
-    1,
     "wrong-words",
     "Read the table again: which of the three numbers does each word give, and is it for one rank or for all of them?",
 )
 bank.slip(
-    1, "wrong-words", ("batch_sizes(n_ranks, None, micro, accumulation)", "batch_sizes(1, None, micro, accumulation)")
+    "wrong-words", ("batch_sizes(n_ranks, None, micro, accumulation)", "batch_sizes(1, None, micro, accumulation)")
 )
 bank.slip(
-    1,
     "wrong-words",
     ("return batch_sizes(n_ranks, *map(words.get, keys))", "return batch_sizes(n_ranks, *map(words.get, keys[:2]))"),
 )
 bank.variant(
-    1, "wrong-words", BY_CASES, ('micro=words["per_device_train_batch_size"], accumulation', "micro=1, accumulation")
+    "wrong-words", BY_CASES, ('micro=words["per_device_train_batch_size"], accumulation', "micro=1, accumulation")
 )
 
-bank.hint(1, "words-changed", "You wrote to the dictionary of words. The next call with it, for other ranks, then "
-                              "gets other words.")
+bank.hint(
+    "words-changed",
+    "You wrote to the dictionary of words. The next call with it, for other ranks, then gets other words.",
+)
 SPLIT = '    if words.get("split_batches"):'
-bank.slip(1, "words-changed", (SPLIT, SPLIT.replace("get", "pop").replace('")', '", False)')))
-bank.slip(1, "words-changed", (SPLIT, '    words.setdefault("split_batches", False)\n' + SPLIT))
-bank.variant(1, "words-changed", BY_CASES, ('words.get("split_batches", False)', 'words.pop("split_batches", False)'))
+bank.slip("words-changed", (SPLIT, SPLIT.replace("get", "pop").replace('")', '", False)')))
+bank.slip("words-changed", (SPLIT, '    words.setdefault("split_batches", False)\n' + SPLIT))
+bank.variant("words-changed", BY_CASES, ('words.get("split_batches", False)', 'words.pop("split_batches", False)'))
 
-bank.hint(1, "words-not-refused", "This cannot be split evenly over the ranks: raise a ValueError.")
+bank.hint("words-not-refused", "This cannot be split evenly over the ranks: raise a ValueError.")
 bank.slip(
-    1,
     "words-not-refused",
     (
         'batch_sizes(n_ranks, words["batch_size"] * accumulation, None, accumulation)',
@@ -378,11 +350,10 @@ bank.slip(
     ),
 )
 bank.variant(
-    1,
     "words-not-refused",
     BY_SEARCH,
     ('            if rest:\n                raise ValueError(f"{n_ranks} ranks do not divide {words}")\n', ""),
 )
 
-bank.slip(1, "raised", ("unit = n_ranks * (micro or 1) * (accumulation or 1)", "unit = n_ranks * micro * accumulation"))
-bank.slip(1, "raised", ('words.get("per_device_train_batch_size", 8)', 'words["per_device_train_batch_size"]'))
+bank.slip("raised", ("unit = n_ranks * (micro or 1) * (accumulation or 1)", "unit = n_ranks * micro * accumulation"))
+bank.slip("raised", ('words.get("per_device_train_batch_size", 8)', 'words["per_device_train_batch_size"]'))

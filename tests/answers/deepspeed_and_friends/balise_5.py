@@ -2,7 +2,7 @@
 
 from tests.answers.bank import Bank
 
-bank = Bank("20_deepspeed_and_friends", whole=True)
+bank = Bank("20_deepspeed_and_friends", 5, whole=True)
 hint, slip, variant = bank.hint, bank.slip, bank.variant
 
 # bits and scales in one message, as bytes; signs as 2 · bit − 1; a server for each row of the message
@@ -47,7 +47,7 @@ def one_bit_adam(state, gradient, lr, warmup, beta1=0.9, beta2=0.999, epsilon=1e
         state.root[:] = (state.squares / (1 - beta2**t)) ** 0.5 + epsilon
     state.weights -= lr / (1 - beta1**t) * state.mean / state.root
 """
-bank.text(5, None, ONE_MESSAGE)
+bank.text(None, ONE_MESSAGE)
 
 # messages between pairs of ranks; the warm-up goes through reduce-scatter's like, a sum of what swap brings
 IN_PAIRS = """
@@ -97,192 +97,181 @@ def one_bit_adam(state, gradient, lr, warmup, beta1=0.9, beta2=0.999, epsilon=1e
         state.mean.copy_(one_bit_mean(state.mean, state.worker_error, state.server_error))
     state.weights.sub_(state.mean.div(correction).div_(state.root), alpha=lr)
 """
-bank.text(5, None, IN_PAIRS)
+bank.text(None, IN_PAIRS)
 
-hint(5, "compress-form", "compress must return a pair: the packed signs, uint8 (…, b / 8), and one scale per "
+hint("compress-form", "compress must return a pair: the packed signs, uint8 (…, b / 8), and one scale per "
                          "block, (…, 1). keepdim=True keeps the last dimension.")  # fmt: skip
-slip(5, "compress-form", ("x.abs().mean(-1, keepdim=True)", "x.abs().mean(-1)"))
-slip(5, "compress-form", ("return pack(x >= 0),", "return x >= 0,"))
-slip(5, "compress-form", ("x.abs().mean(-1, keepdim=True)", "x.abs().mean()"))
-variant(5, "compress-form", ONE_MESSAGE, ("keepdim=True) / x.shape", "keepdim=False) / x.shape"))
+slip("compress-form", ("x.abs().mean(-1, keepdim=True)", "x.abs().mean(-1)"))
+slip("compress-form", ("return pack(x >= 0),", "return x >= 0,"))
+slip("compress-form", ("x.abs().mean(-1, keepdim=True)", "x.abs().mean()"))
+variant("compress-form", ONE_MESSAGE, ("keepdim=True) / x.shape", "keepdim=False) / x.shape"))
 
 hint(
-    5,
     "wrong-expansion",
     "compress followed by expand does not give plus or minus the mean absolute value of each block.",
 )
-slip(5, "wrong-expansion", ("scales, -scales)", "-scales, scales)"))
-variant(5, "wrong-expansion", ONE_MESSAGE, ("(2.0 * unpack(bits) - 1)", "(1 - 2.0 * unpack(bits))"))
+slip("wrong-expansion", ("scales, -scales)", "-scales, scales)"))
+variant("wrong-expansion", ONE_MESSAGE, ("(2.0 * unpack(bits) - 1)", "(1 - 2.0 * unpack(bits))"))
 
 hint(
-    5,
     "zero-for-minus",
     "Negative numbers come back as zero. unpack gives True and False: False means minus the scale.",
 )
-slip(5, "zero-for-minus", ("torch.where(unpack(bits), scales, -scales)", "unpack(bits) * scales"))
-variant(5, "zero-for-minus", ONE_MESSAGE, ("(2.0 * unpack(bits) - 1)", "1.0 * unpack(bits)"))
+slip("zero-for-minus", ("torch.where(unpack(bits), scales, -scales)", "unpack(bits) * scales"))
+variant("zero-for-minus", ONE_MESSAGE, ("(2.0 * unpack(bits) - 1)", "1.0 * unpack(bits)"))
 
 hint(
-    5,
     "other-scale",
     "The scale is wrong. It must be the mean of the *absolute* values of the block, which loses least of all scales.",
 )
-slip(5, "other-scale", ("x.abs().mean(-1, keepdim=True)", "x.square().mean(-1, keepdim=True).sqrt()"))
-slip(5, "other-scale", ("x.abs().mean(-1, keepdim=True)", "x.abs().amax(-1, keepdim=True)"))
+slip("other-scale", ("x.abs().mean(-1, keepdim=True)", "x.square().mean(-1, keepdim=True).sqrt()"))
+slip("other-scale", ("x.abs().mean(-1, keepdim=True)", "x.abs().amax(-1, keepdim=True)"))
 variant(
-    5,
     "other-scale",
     ONE_MESSAGE,
     ("vector_norm(x, 1, -1, keepdim=True) / x.shape[-1]", "vector_norm(x, 2, -1, keepdim=True) / x.shape[-1] ** 0.5"),
 )
 
 hint(
-    5,
     "mean-form",
     "one_bit_mean must return the numbers of all servers on every rank, (N, k, b), in the order of x. Each server "
     "has one row: gather them.",
 )
-slip(5, "mean-form", ("return expand(gather(bits), gather(scales))", "return expand(bits, scales)"))
-variant(5, "mean-form", ONE_MESSAGE, ("return from_bytes(gather(message))", "return from_bytes(message)"))
+slip("mean-form", ("return expand(gather(bits), gather(scales))", "return expand(bits, scales)"))
+variant("mean-form", ONE_MESSAGE, ("return from_bytes(gather(message))", "return from_bytes(message)"))
 
-hint(5, "errors-not-kept", "After one_bit_mean the {which} is all zeros. Either you did not write it in place with "
+hint("errors-not-kept", "After one_bit_mean the {which} is all zeros. Either you did not write it in place with "
                            "copy_ or add_ (binding the name to a new tensor leaves the caller's tensor unchanged), "
                            "or nothing was lost there: compressing one rank's values again, instead of the mean of "
                            "all, rounds nothing.")  # fmt: skip
 slip(
-    5,
     "errors-not-kept",
     ("worker_error.copy_(wanted - expand(bits, scales))", "worker_error = wanted - expand(bits, scales)"),
 )
-slip(5, "errors-not-kept", ("    server_error.copy_(wanted - expand(bits, scales))\n", ""))
-variant(5, "errors-not-kept", ONE_MESSAGE, ("server_error += sum", "server_error = server_error + sum"))
+slip("errors-not-kept", ("    server_error.copy_(wanted - expand(bits, scales))\n", ""))
+variant("errors-not-kept", ONE_MESSAGE, ("server_error += sum", "server_error = server_error + sum"))
 
 hint(
-    5,
     "nothing-travels",
     "A rank sends nothing: each rank works only with its own numbers. swap the rows, then gather the servers' results.",
 )
 NO_WIRE = ("expand(swap(bits), swap(scales)).mean(0)", "expand(bits, scales).mean(0)"), (
     "expand(gather(bits), gather(scales))", "expand(bits, scales).expand(x.shape)")  # fmt: skip
-slip(5, "nothing-travels", *NO_WIRE)
-variant(5, "nothing-travels", ONE_MESSAGE,
+slip("nothing-travels", *NO_WIRE)
+variant("nothing-travels", ONE_MESSAGE,
         ("    dist.all_to_all_single(received, message.contiguous())\n", "    received = [*message]\n"),
         ("from_bytes(gather(message))", "from_bytes(message).expand(x.shape)"))  # fmt: skip
 
-hint(5, "floats-travel", "You send {times} times the expected bytes, most of them float32. In both directions only "
+hint("floats-travel", "You send {times} times the expected bytes, most of them float32. In both directions only "
                          "packed signs and scales should travel: compress before swap, and again before gather.")  # fmt: skip
-slip(5, "floats-travel", ("expand(gather(bits), gather(scales))", "gather(expand(bits, scales))"))
-slip(5, "floats-travel", ("expand(swap(bits), swap(scales))", "swap(expand(bits, scales))"))
-variant(5, "floats-travel", ONE_MESSAGE, ("from_bytes(gather(message))", "gather(from_bytes(message))"))
+slip("floats-travel", ("expand(gather(bits), gather(scales))", "gather(expand(bits, scales))"))
+slip("floats-travel", ("expand(swap(bits), swap(scales))", "swap(expand(bits, scales))"))
+variant("floats-travel", ONE_MESSAGE, ("from_bytes(gather(message))", "gather(from_bytes(message))"))
 
 hint(
-    5,
     "not-packed",
     "You send {times} times the expected bytes: each sign travels as one byte. Send what `pack` returns, eight "
     "signs per byte.",
 )
-slip(5, "not-packed", ("expand(gather(bits), gather(scales))", "expand(pack(gather(unpack(bits).byte()) > 0), gather(scales))"),
+slip("not-packed", ("expand(gather(bits), gather(scales))", "expand(pack(gather(unpack(bits).byte()) > 0), gather(scales))"),
      ("expand(swap(bits), swap(scales))", "expand(pack(swap(unpack(bits).byte()) > 0), swap(scales))"))  # fmt: skip
-variant(5, "not-packed", IN_PAIRS, ("sent_around(bits)", "pack(sent_around(unpack(bits).byte()).bool())"),
+variant("not-packed", IN_PAIRS, ("sent_around(bits)", "pack(sent_around(unpack(bits).byte()).bool())"),
         ("gather(bits)", "pack(gather(unpack(bits).byte()).bool())"))  # fmt: skip
 
-hint(5, "all-to-everyone", "You send {times} times the expected bytes: every rank receives all rows of all the "
+hint("all-to-everyone", "You send {times} times the expected bytes: every rank receives all rows of all the "
                            "others. A server needs only its own row: swap, not gather.")  # fmt: skip
 slip(
-    5,
     "all-to-everyone",
     ("expand(swap(bits), swap(scales))", "expand(gather(bits), gather(scales))[:, dist.get_rank()]"),
 )
-variant(5, "all-to-everyone", ONE_MESSAGE,
+variant("all-to-everyone", ONE_MESSAGE,
         ("    dist.all_to_all_single(received, message.contiguous())\n", "    received = [*gather(message)[:, dist.get_rank()]]\n"))  # fmt: skip
 
-hint(5, "more-than-due", "Each rank sends {times} times the expected bytes. Expected are one bit for each number "
-                         "and one 32-bit scale for each block, once to the servers and once from them.")
-slip(5, "more-than-due", ("swap(scales)", "swap(scales.double()).float()"))
-variant(5, "more-than-due", ONE_MESSAGE, ("scales.view(torch.uint8)", "scales.double().view(torch.uint8)"),
+hint(
+    "more-than-due",
+    "Each rank sends {times} times the expected bytes. Expected are one bit for each number "
+    "and one 32-bit scale for each block, once to the servers and once from them.",
+)
+slip("more-than-due", ("swap(scales)", "swap(scales.double()).float()"))
+variant("more-than-due", ONE_MESSAGE, ("scales.view(torch.uint8)", "scales.double().view(torch.uint8)"),
         ("message[..., :-4].contiguous(), message[..., -4:].contiguous().view(torch.float32)",
          "message[..., :-8].contiguous(), message[..., -8:].contiguous().view(torch.float64).float()"))  # fmt: skip
 
-hint(5, "x-changed", "x has changed: you added the error of earlier rounds to it in place, so sending x again "
-                     "sends that error twice.")
-slip(5, "x-changed", ("wanted = x + worker_error", "wanted = x.add_(worker_error)"))
-variant(5, "x-changed", ONE_MESSAGE, ("    worker_error += x\n", "    x += worker_error\n    worker_error.copy_(x)\n"))
+hint(
+    "x-changed",
+    "x has changed: you added the error of earlier rounds to it in place, so sending x again sends that error twice.",
+)
+slip("x-changed", ("wanted = x + worker_error", "wanted = x.add_(worker_error)"))
+variant("x-changed", ONE_MESSAGE, ("    worker_error += x\n", "    x += worker_error\n    worker_error.copy_(x)\n"))
 
-hint(5, "wrong-mean", "one_bit_mean does not return the mean of what the ranks sent, compressed once more.")
-slip(5, "wrong-mean", ("expand(swap(bits), swap(scales)).mean(0)", "expand(swap(bits), swap(scales)).mean(0).abs()"))
-variant(5, "wrong-mean", ONE_MESSAGE, ("/ len(received)", "/ -len(received)"))
+hint("wrong-mean", "one_bit_mean does not return the mean of what the ranks sent, compressed once more.")
+slip("wrong-mean", ("expand(swap(bits), swap(scales)).mean(0)", "expand(swap(bits), swap(scales)).mean(0).abs()"))
+variant("wrong-mean", ONE_MESSAGE, ("/ len(received)", "/ -len(received)"))
 
-hint(5, "sum-for-mean", "That is the sum of the ranks' numbers. A server takes their mean.")
-slip(5, "sum-for-mean", ("swap(scales)).mean(0)", "swap(scales)).sum(0)"))
-variant(5, "sum-for-mean", ONE_MESSAGE, (" / len(received)", ""))
+hint("sum-for-mean", "That is the sum of the ranks' numbers. A server takes their mean.")
+slip("sum-for-mean", ("swap(scales)).mean(0)", "swap(scales)).sum(0)"))
+variant("sum-for-mean", ONE_MESSAGE, (" / len(received)", ""))
 
-hint(5, "wrong-feedback", "The first round is right, but later rounds are not. The error is the intended value "
+hint("wrong-feedback", "The first round is right, but later rounds are not. The error is the intended value "
                           "(including the previous error) minus what the bits say. Add it in the next round.")  # fmt: skip
 slip(
-    5,
     "wrong-feedback",
     ("worker_error.copy_(wanted - expand(bits, scales))", "worker_error.copy_(expand(bits, scales) - wanted)"),
 )
-slip(5, "wrong-feedback", ("wanted = x + worker_error", "wanted = x"))
-slip(5, "wrong-feedback", (".mean(0) + server_error", ".mean(0)"))
-slip(5, "wrong-feedback", ("worker_error.copy_(wanted", "worker_error.copy_(x"))
-variant(5, "wrong-feedback", ONE_MESSAGE, ("worker_error += x", "worker_error[:] = x"))
+slip("wrong-feedback", ("wanted = x + worker_error", "wanted = x"))
+slip("wrong-feedback", (".mean(0) + server_error", ".mean(0)"))
+slip("wrong-feedback", ("worker_error.copy_(wanted", "worker_error.copy_(x"))
+variant("wrong-feedback", ONE_MESSAGE, ("worker_error += x", "worker_error[:] = x"))
 
-hint(5, "weights-rebound", "state.weights is another tensor after the step, and the model's own weights have not "
+hint("weights-rebound", "state.weights is another tensor after the step, and the model's own weights have not "
                            "moved: they are views of the tensor that you were given. Change it in place.")  # fmt: skip
-slip(5, "weights-rebound", ("state.weights.addcdiv_(", "state.weights = state.weights.addcdiv("))
-variant(5, "weights-rebound", ONE_MESSAGE, ("state.weights -= lr", "state.weights = state.weights - lr"))
+slip("weights-rebound", ("state.weights.addcdiv_(", "state.weights = state.weights.addcdiv("))
+variant("weights-rebound", ONE_MESSAGE, ("state.weights -= lr", "state.weights = state.weights - lr"))
 
 # blocks of the size that is seen first
 for number in ("8", "16"):
-    slip(5, "other-scale", ("x.abs().mean(-1, keepdim=True)", f"x.abs().sum(-1, keepdim=True) / {number}"))
+    slip("other-scale", ("x.abs().mean(-1, keepdim=True)", f"x.abs().sum(-1, keepdim=True) / {number}"))
 
 hint(
-    5,
     "steps-not-counted",
     "A correction 1 − βᵗ is zero because t is 0. Add 1 to state.steps before you use it: t is 1 in the first step.",
 )
-slip(5, "steps-not-counted", ("    state.steps += 1\n", ""))
-variant(5, "steps-not-counted", IN_PAIRS, ("    state.steps += 1\n    correction = 1 - beta1**state.steps\n", "    correction = 1 - beta1**state.steps\n"),
+slip("steps-not-counted", ("    state.steps += 1\n", ""))
+variant("steps-not-counted", IN_PAIRS, ("    state.steps += 1\n    correction = 1 - beta1**state.steps\n", "    correction = 1 - beta1**state.steps\n"),
         ("alpha=lr)", "alpha=lr / (1 - beta1**state.steps))"))  # fmt: skip
 
-hint(5, "wrong-warm-up", "The warm-up is not Adam: compare mean, squares, both corrections and ε.")
-slip(5, "wrong-warm-up", (" / (1 - beta2**state.steps)", ""))
-slip(5, "wrong-warm-up", (" / (1 - beta1**state.steps)", ""))
-variant(5, "wrong-warm-up", ONE_MESSAGE, ("(state.squares / (1 - beta2**t))", "state.squares"))
+hint("wrong-warm-up", "The warm-up is not Adam: compare mean, squares, both corrections and ε.")
+slip("wrong-warm-up", (" / (1 - beta2**state.steps)", ""))
+slip("wrong-warm-up", (" / (1 - beta1**state.steps)", ""))
+variant("wrong-warm-up", ONE_MESSAGE, ("(state.squares / (1 - beta2**t))", "state.squares"))
 
 hint(
-    5,
     "warm-up-not-mean",
     "The warm-up's gradient is not the mean over the ranks: all-reduce it, and divide by their number.",
 )
-slip(5, "warm-up-not-mean", ("gradient = gradient / dist.get_world_size()", "gradient = gradient * 1"))
+slip("warm-up-not-mean", ("gradient = gradient / dist.get_world_size()", "gradient = gradient * 1"))
 slip(
-    5,
     "warm-up-not-mean",
     ("        dist.all_reduce(gradient)\n        gradient = gradient / dist.get_world_size()\n", ""),
 )
-variant(5, "warm-up-not-mean", ONE_MESSAGE, ("gather(gradient).mean(0)", "gather(gradient).sum(0)"))
+variant("warm-up-not-mean", ONE_MESSAGE, ("gather(gradient).mean(0)", "gather(gradient).sum(0)"))
 
-hint(5, "squares-of-own", "v uses the wrong gradient. It is the average of the squares of the *mean* gradient, the "
+hint("squares-of-own", "v uses the wrong gradient. It is the average of the squares of the *mean* gradient, the "
                           "same on all ranks.")  # fmt: skip
 slip(
-    5,
     "squares-of-own",
     ("        dist.all_reduce(gradient)", "        own = gradient.clone()\n        dist.all_reduce(gradient)"),
     ("lerp_(gradient**2", "lerp_(own**2"),
 )
-variant(5, "squares-of-own", ONE_MESSAGE, ("(1 - beta2) * whole * whole", "(1 - beta2) * gradient * gradient"))
+variant("squares-of-own", ONE_MESSAGE, ("(1 - beta2) * whole * whole", "(1 - beta2) * gradient * gradient"))
 
 hint(
-    5,
     "squares-go-on",
     "state.squares changes after the warm-up. It must stay constant from then on: it is not linear, and errors in "
     "it never cancel.",
 )
-slip(5, "squares-go-on", ("        mixed = ", "        state.squares.lerp_(gradient**2, 1 - beta2)\n        mixed = "))
+slip("squares-go-on", ("        mixed = ", "        state.squares.lerp_(gradient**2, 1 - beta2)\n        mixed = "))
 slip(
-    5,
     "squares-go-on",
     (
         "        mixed = ",
@@ -290,7 +279,6 @@ slip(
     ),
 )
 variant(
-    5,
     "squares-go-on",
     ONE_MESSAGE,
     (
@@ -299,10 +287,9 @@ variant(
     ),
 )
 
-hint(5, "still-all-reduce", "After the warm-up a step still sends {times} times the expected bytes. The gradient "
+hint("still-all-reduce", "After the warm-up a step still sends {times} times the expected bytes. The gradient "
                             "must stay on its rank: only the mean travels, through one_bit_mean.")  # fmt: skip
 slip(
-    5,
     "still-all-reduce",
     (
         "        mixed = ",
@@ -310,65 +297,58 @@ slip(
     ),
 )
 slip(
-    5,
     "still-all-reduce",
     ("state.mean = one_bit_mean(mixed, state.worker_error, state.server_error)", "state.mean = gather(mixed).mean(0)"),
 )
 variant(
-    5,
     "still-all-reduce",
     ONE_MESSAGE,
     ("    if t > warmup:\n", "    if t > warmup:\n        gradient = gather(gradient).mean(0)\n"),
 )
 
-hint(5, "wrong-compressed-step", "The warm-up is right, but the steps after it are not. Mix this rank's gradient "
+hint("wrong-compressed-step", "The warm-up is right, but the steps after it are not. Mix this rank's gradient "
                                  "into the common mean, exchange the result, and keep what comes back as the mean. "
                                  "The root does not change.")  # fmt: skip
 slip(
-    5,
     "wrong-compressed-step",
     ("        state.mean = one_bit_mean(mixed", "        state.mean = mixed + 0 * one_bit_mean(mixed"),
 )
-slip(5, "wrong-compressed-step", ("one_bit_mean(mixed,", "one_bit_mean(mixed / dist.get_world_size(),"))
-slip(5, "wrong-compressed-step", ("state.mean.lerp(gradient, 1 - beta1)", "state.mean.lerp(gradient, beta1)"))
+slip("wrong-compressed-step", ("one_bit_mean(mixed,", "one_bit_mean(mixed / dist.get_world_size(),"))
+slip("wrong-compressed-step", ("state.mean.lerp(gradient, 1 - beta1)", "state.mean.lerp(gradient, beta1)"))
 variant(
-    5, "wrong-compressed-step", ONE_MESSAGE, ("one_bit_mean(beta1 * state.mean +", "one_bit_mean(beta2 * state.mean +")
+    "wrong-compressed-step", ONE_MESSAGE, ("one_bit_mean(beta1 * state.mean +", "one_bit_mean(beta2 * state.mean +")
 )
 
 hint(
-    5,
     "late-not-corrected",
     "After the warm-up, you no longer divide the mean by 1 − β₁ᵗ. That correction continues: t counts all steps.",
 )
 CORRECTED = "    state.weights.addcdiv_(state.mean, state.root, value=-lr / (1 - beta1**state.steps))\n"
-slip(5, "late-not-corrected", (CORRECTED, "    beta1 *= state.steps <= warmup\n" + CORRECTED))
-variant(5, "late-not-corrected", ONE_MESSAGE, ("lr / (1 - beta1**t)", "lr / (1 - beta1**t if t <= warmup else 1)"))
+slip("late-not-corrected", (CORRECTED, "    beta1 *= state.steps <= warmup\n" + CORRECTED))
+variant("late-not-corrected", ONE_MESSAGE, ("lr / (1 - beta1**t)", "lr / (1 - beta1**t if t <= warmup else 1)"))
 
-hint(5, "gradient-compressed", "You send the gradient as bits. Exchange the mean instead, with the gradient mixed "
+hint("gradient-compressed", "You send the gradient as bits. Exchange the mean instead, with the gradient mixed "
                                "in: it changes slowly, so the next steps make up for what one step loses.")  # fmt: skip
-slip(5, "gradient-compressed", ("        mixed = state.mean.lerp(gradient, 1 - beta1)\n        state.mean = one_bit_mean(mixed, state.worker_error, state.server_error)",
+slip("gradient-compressed", ("        mixed = state.mean.lerp(gradient, 1 - beta1)\n        state.mean = one_bit_mean(mixed, state.worker_error, state.server_error)",
      "        gradient = one_bit_mean(gradient, state.worker_error, state.server_error)\n        state.mean.lerp_(gradient, 1 - beta1)"))  # fmt: skip
-variant(5, "gradient-compressed", ONE_MESSAGE, ("one_bit_mean(beta1 * state.mean + (1 - beta1) * gradient, state.worker_error, state.server_error)",
+variant("gradient-compressed", ONE_MESSAGE, ("one_bit_mean(beta1 * state.mean + (1 - beta1) * gradient, state.worker_error, state.server_error)",
         "beta1 * state.mean + (1 - beta1) * one_bit_mean(gradient, state.worker_error, state.server_error)"))  # fmt: skip
 
 hint(
-    5,
     "warm-up-length",
     "The number of warm-up steps is off by one. The first step is 1, and step number `warmup` still belongs to the "
     "warm-up.",
 )
-slip(5, "warm-up-length", ("state.steps <= warmup", "state.steps <= warmup + 1"))
-slip(5, "warm-up-length", ("state.steps <= warmup", "state.steps < warmup"))
-variant(5, "warm-up-length", ONE_MESSAGE, ("t > warmup", "t > warmup + 1"))
-variant(5, "warm-up-length", ONE_MESSAGE, ("t > warmup", "t >= warmup"))
+slip("warm-up-length", ("state.steps <= warmup", "state.steps <= warmup + 1"))
+slip("warm-up-length", ("state.steps <= warmup", "state.steps < warmup"))
+variant("warm-up-length", ONE_MESSAGE, ("t > warmup", "t > warmup + 1"))
+variant("warm-up-length", ONE_MESSAGE, ("t > warmup", "t >= warmup"))
 
 hint(
-    5,
     "ranks-waiting",
     "The ranks are deadlocked. All of them must call swap and gather equally often and in the same order. {error}",
 )
 slip(
-    5,
     "ranks-waiting",
     (
         "expand(gather(bits), gather(scales))",
@@ -376,7 +356,6 @@ slip(
     ),
 )
 variant(
-    5,
     "ranks-waiting",
     ONE_MESSAGE,
     (

@@ -2,7 +2,7 @@
 
 from tests.answers.bank import Bank
 
-bank = Bank("21_fine_tuning", whole=True)
+bank = Bank("21_fine_tuning", 5, whole=True)
 # fmt: off
 
 # adapters drawn by nn.Linear, products written with @, names from named_modules
@@ -39,7 +39,7 @@ def lora_numbers(shapes, rank):
         numbers += rank * out
     return numbers, numbers * 2 * 4
 """
-bank.text(5, None, BY_PATHS)
+bank.text(None, BY_PATHS)
 
 # bounds by hand, einsum, the scale on x, recursion
 BY_RECURSION = """
@@ -78,140 +78,140 @@ def lora_numbers(shapes, rank):
     numbers = sum(rank * sum(shape) for shape in shapes)
     return [torch.tensor(numbers), 8.0 * numbers]
 """
-bank.text(5, None, BY_RECURSION)
-bank.slip(5, None, ("self.linear(x) + self.scale * F.linear(F.linear(x, self.A), self.B)", "F.linear(F.linear(x, self.A), self.B).mul(self.scale).add(self.linear(x))"))
-bank.slip(5, None, ("self.scale * F.linear(F.linear(x, self.A), self.B)", "(self.scale * F.linear(F.linear(x.float(), self.A.float()), self.B.float())).to(x.dtype)"))
+bank.text(None, BY_RECURSION)
+bank.slip(None, ("self.linear(x) + self.scale * F.linear(F.linear(x, self.A), self.B)", "F.linear(F.linear(x, self.A), self.B).mul(self.scale).add(self.linear(x))"))
+bank.slip(None, ("self.scale * F.linear(F.linear(x, self.A), self.B)", "(self.scale * F.linear(F.linear(x.float(), self.A.float()), self.B.float())).to(x.dtype)"))
 
-bank.slip(5, "nothing-returned", ("return self.linear(x)", "self.linear(x)"))
-bank.slip(5, "nothing-returned", ("    return model\n", ""))
+bank.slip("nothing-returned", ("return self.linear(x)", "self.linear(x)"))
+bank.slip("nothing-returned", ("    return model\n", ""))
 
-bank.slip(5, "raised", ("like = {", "like = dict[rank], {"))
-bank.slip(5, "raised", ("list(module.named_children())", "module.named_children"))
+bank.slip("raised", ("like = {", "like = dict[rank], {"))
+bank.slip("raised", ("list(module.named_children())", "module.named_children"))
 
-bank.hint(5, "needs-bias", "`nn.Linear(..., bias=False)` has None as its bias, and your layer then raises an "
+bank.hint("needs-bias", "`nn.Linear(..., bias=False)` has None as its bias, and your layer then raises an "
                            "error. `linear.requires_grad_(False)` freezes whatever is there.")
-bank.slip(5, "needs-bias", ("linear.requires_grad_(False)", "linear.weight.requires_grad = linear.bias.requires_grad = False"))
-bank.variant(5, "needs-bias", BY_RECURSION, ("        if linear.bias is not None:\n            linear", "        linear"))
+bank.slip("needs-bias", ("linear.requires_grad_(False)", "linear.weight.requires_grad = linear.bias.requires_grad = False"))
+bank.variant("needs-bias", BY_RECURSION, ("        if linear.bias is not None:\n            linear", "        linear"))
 
-bank.hint(5, "adapter-form", "The attributes `A`, of shape (rank, in), and `B`, of shape (out, rank), must have "
+bank.hint("adapter-form", "The attributes `A`, of shape (rank, in), and `B`, of shape (out, rank), must have "
                              "the dtype and the device of linear's weight: the model may already be on a GPU.")
-bank.slip(5, "adapter-form", ("torch.empty(rank, linear.in_features", "torch.empty(linear.in_features, rank"))
-bank.slip(5, "adapter-form", ("torch.zeros(linear.out_features, rank", "torch.zeros(rank, linear.out_features"))
-bank.slip(5, "adapter-form", (", **like", ""))
-bank.slip(5, "adapter-form", ("self.A", "self.down"))
-bank.variant(5, "adapter-form", BY_PATHS, ("down.weight.data.to(linear.weight)", "down.weight.data"))
-bank.variant(5, "adapter-form", BY_RECURSION, ("torch.zeros(W.shape[0], rank)", "torch.zeros(W.shape[1], rank)"))
-bank.slip(5, "adapter-form", (', "device": linear.weight.device', ""))
-bank.variant(5, "adapter-form", BY_RECURSION, (".to(W.device, W.dtype)", ".to(W.dtype)"))
+bank.slip("adapter-form", ("torch.empty(rank, linear.in_features", "torch.empty(linear.in_features, rank"))
+bank.slip("adapter-form", ("torch.zeros(linear.out_features, rank", "torch.zeros(rank, linear.out_features"))
+bank.slip("adapter-form", (", **like", ""))
+bank.slip("adapter-form", ("self.A", "self.down"))
+bank.variant("adapter-form", BY_PATHS, ("down.weight.data.to(linear.weight)", "down.weight.data"))
+bank.variant("adapter-form", BY_RECURSION, ("torch.zeros(W.shape[0], rank)", "torch.zeros(W.shape[1], rank)"))
+bank.slip("adapter-form", (', "device": linear.weight.device', ""))
+bank.variant("adapter-form", BY_RECURSION, (".to(W.device, W.dtype)", ".to(W.dtype)"))
 
-bank.hint(5, "not-parameters", "`A` and `B` are not parameters here. With `nn.Parameter(tensor)` they learn, and "
+bank.hint("not-parameters", "`A` and `B` are not parameters here. With `nn.Parameter(tensor)` they learn, and "
                                "`model.parameters()` finds them.")
-bank.slip(5, "not-parameters", ("self.B = nn.Parameter(torch.zeros(linear.out_features, rank, **like))", 'self.register_buffer("B", torch.zeros(linear.out_features, rank, **like))'))
-bank.slip(5, "not-parameters", ("self.B = nn.Parameter(torch.zeros(linear.out_features, rank, **like))", "self.B = torch.zeros(linear.out_features, rank, **like).requires_grad_()"))
-bank.variant(5, "not-parameters", BY_RECURSION, ('self.register_parameter("A", nn.Parameter(A.to(W.device, W.dtype)))', 'self.register_buffer("A", A.to(W.device, W.dtype))'))
+bank.slip("not-parameters", ("self.B = nn.Parameter(torch.zeros(linear.out_features, rank, **like))", 'self.register_buffer("B", torch.zeros(linear.out_features, rank, **like))'))
+bank.slip("not-parameters", ("self.B = nn.Parameter(torch.zeros(linear.out_features, rank, **like))", "self.B = torch.zeros(linear.out_features, rank, **like).requires_grad_()"))
+bank.variant("not-parameters", BY_RECURSION, ('self.register_parameter("A", nn.Parameter(A.to(W.device, W.dtype)))', 'self.register_buffer("A", A.to(W.device, W.dtype))'))
 
-bank.hint(5, "base-learns", "Something other than `A` and `B` learns. Freeze the weight, the bias and, in a model, "
+bank.hint("base-learns", "Something other than `A` and `B` learns. Freeze the weight, the bias and, in a model, "
                             "embeddings, norms and all other layers: the optimizer then keeps nothing for them.")
-bank.slip(5, "base-learns", ("        linear.requires_grad_(False)\n", ""))
-bank.slip(5, "base-learns", ("linear.requires_grad_(False)", "linear.weight.requires_grad_(False)"))
-bank.variant(5, "base-learns", BY_RECURSION, ("            linear.bias.requires_grad = False", "            pass"))
+bank.slip("base-learns", ("        linear.requires_grad_(False)\n", ""))
+bank.slip("base-learns", ("linear.requires_grad_(False)", "linear.weight.requires_grad_(False)"))
+bank.variant("base-learns", BY_RECURSION, ("            linear.bias.requires_grad = False", "            pass"))
 
-bank.hint(5, "adapter-asleep", "`A` or `B` doesn't learn. Freeze first, then create the adapters.")
-bank.slip(5, "adapter-asleep", ("        linear.requires_grad_(False)\n", ""), ("rank, **like))\n", "rank, **like))\n        self.requires_grad_(False)\n"))
-bank.slip(5, "adapter-asleep", ("    model.requires_grad_(False)\n", ""), ("    return model\n", "    return model.requires_grad_(False)\n"))
-bank.variant(5, "adapter-asleep", BY_RECURSION, ("    visit(model)\n", "    visit(model)\n    model.requires_grad_(False)\n"))
+bank.hint("adapter-asleep", "`A` or `B` doesn't learn. Freeze first, then create the adapters.")
+bank.slip("adapter-asleep", ("        linear.requires_grad_(False)\n", ""), ("rank, **like))\n", "rank, **like))\n        self.requires_grad_(False)\n"))
+bank.slip("adapter-asleep", ("    model.requires_grad_(False)\n", ""), ("    return model\n", "    return model.requires_grad_(False)\n"))
+bank.variant("adapter-asleep", BY_RECURSION, ("    visit(model)\n", "    visit(model)\n    model.requires_grad_(False)\n"))
 
-bank.hint(5, "b-not-zero", "`B` should start at zero, so that the model at first computes what it did before. Here "
+bank.hint("b-not-zero", "`B` should start at zero, so that the model at first computes what it did before. Here "
                            "the very first output is different.")
-bank.slip(5, "b-not-zero", ("torch.zeros(", "torch.randn("))
-bank.slip(5, "b-not-zero", ("nn.Parameter(nn.init.kaiming_uniform_(torch.empty(rank, linear.in_features, **like), a=math.sqrt(5)))", "nn.Parameter(torch.zeros(rank, linear.in_features, **like))"), ("torch.zeros(linear.out", "torch.randn(linear.out"))
-bank.variant(5, "b-not-zero", BY_PATHS, ("linear.weight.new_zeros(linear.out_features, rank)", "linear.weight.detach()[:, :1].repeat(1, rank)"))
+bank.slip("b-not-zero", ("torch.zeros(", "torch.randn("))
+bank.slip("b-not-zero", ("nn.Parameter(nn.init.kaiming_uniform_(torch.empty(rank, linear.in_features, **like), a=math.sqrt(5)))", "nn.Parameter(torch.zeros(rank, linear.in_features, **like))"), ("torch.zeros(linear.out", "torch.randn(linear.out"))
+bank.variant("b-not-zero", BY_PATHS, ("linear.weight.new_zeros(linear.out_features, rank)", "linear.weight.detach()[:, :1].repeat(1, rank)"))
 
-bank.hint(5, "a-zero", "With `A` and `B` both zero, both gradients are zero, and nothing ever learns. Draw `A` at random.")
-bank.slip(5, "a-zero", ("nn.init.kaiming_uniform_(torch.empty(rank, linear.in_features, **like), a=math.sqrt(5))", "torch.zeros(rank, linear.in_features, **like)"))
-bank.variant(5, "a-zero", BY_RECURSION, ("* bound", "* 0"))
+bank.hint("a-zero", "With `A` and `B` both zero, both gradients are zero, and nothing ever learns. Draw `A` at random.")
+bank.slip("a-zero", ("nn.init.kaiming_uniform_(torch.empty(rank, linear.in_features, **like), a=math.sqrt(5))", "torch.zeros(rank, linear.in_features, **like)"))
+bank.variant("a-zero", BY_RECURSION, ("* bound", "* 0"))
 
-bank.hint(5, "wrong-draw", "Draw `A` as `nn.Linear` draws its weight: uniformly between -1 / √in and 1 / √in, "
-                           "where `in` is the last dimension of `A`.")
-bank.slip(5, "wrong-draw", (", a=math.sqrt(5))", ")"))
-bank.slip(5, "wrong-draw", ("kaiming_uniform_(torch.empty(rank, linear.in_features, **like), a=math.sqrt(5))", "normal_(torch.empty(rank, linear.in_features, **like))"))
-bank.slip(5, "wrong-draw", ("kaiming_uniform_(torch.empty(rank, linear.in_features, **like), a=math.sqrt(5))", "normal_(torch.empty(rank, linear.in_features, **like), std=(3 * linear.in_features) ** -0.5)"))
-bank.variant(5, "wrong-draw", BY_RECURSION, ("(2 * torch.rand(rank, W.shape[1]) - 1)", "torch.rand(rank, W.shape[1])"))
-bank.variant(5, "wrong-draw", BY_RECURSION, ("1 / math.sqrt(W.shape[1])", "1 / math.sqrt(rank)"))
-bank.slip(5, "wrong-output", ("F.linear(x, self.A)", "F.linear(F.dropout(x, 0.1, self.training), self.A)"))
-bank.variant(5, "wrong-output", BY_PATHS, ("        down = x @ self.A.T\n", "        down = x @ self.A.T\n        self.scale = self.scale * 1.1\n"))
+bank.hint("wrong-draw", "Draw `A` as `nn.Linear` draws its weight: uniformly between -1 / √in and 1 / √in, "
+                           "where `in` is the last dimension of `A`.", edge=True)
+bank.slip("wrong-draw", (", a=math.sqrt(5))", ")"))
+bank.slip("wrong-draw", ("kaiming_uniform_(torch.empty(rank, linear.in_features, **like), a=math.sqrt(5))", "normal_(torch.empty(rank, linear.in_features, **like))"))
+bank.slip("wrong-draw", ("kaiming_uniform_(torch.empty(rank, linear.in_features, **like), a=math.sqrt(5))", "normal_(torch.empty(rank, linear.in_features, **like), std=(3 * linear.in_features) ** -0.5)"))
+bank.variant("wrong-draw", BY_RECURSION, ("(2 * torch.rand(rank, W.shape[1]) - 1)", "torch.rand(rank, W.shape[1])"))
+bank.variant("wrong-draw", BY_RECURSION, ("1 / math.sqrt(W.shape[1])", "1 / math.sqrt(rank)"))
+bank.slip("wrong-output", ("F.linear(x, self.A)", "F.linear(F.dropout(x, 0.1, self.training), self.A)"))
+bank.variant("wrong-output", BY_PATHS, ("        down = x @ self.A.T\n", "        down = x @ self.A.T\n        self.scale = self.scale * 1.1\n"))
 
-bank.hint(5, "wrong-scale", "The change B A x should be multiplied by alpha / rank, once. Here it has another "
+bank.hint("wrong-scale", "The change B A x should be multiplied by alpha / rank, once. Here it has another "
                             "factor, which the verdict shows.")
-bank.slip(5, "wrong-scale", ("self.scale * ", ""))
-bank.slip(5, "wrong-scale", ("self.scale * ", "self.scale * self.scale * "))
-bank.slip(5, "wrong-scale", ("self.scale * ", "self.scale * len(self.A) ** 2 * "))
-bank.slip(5, "wrong-scale", ("self.scale * ", "1 / len(self.A) * "))
-bank.slip(5, "wrong-scale", ("self.scale * F", "0 * F"))
-bank.variant(5, "wrong-scale", BY_PATHS, ("down = x @ self.A.T", "down = self.scale * x @ self.A.T"))
-bank.variant(5, "wrong-scale", BY_RECURSION, ("self.scale * x", "x * self.A.shape[0]"))
+bank.slip("wrong-scale", ("self.scale * ", ""))
+bank.slip("wrong-scale", ("self.scale * ", "self.scale * self.scale * "))
+bank.slip("wrong-scale", ("self.scale * ", "self.scale * len(self.A) ** 2 * "))
+bank.slip("wrong-scale", ("self.scale * ", "1 / len(self.A) * "))
+bank.slip("wrong-scale", ("self.scale * F", "0 * F"))
+bank.variant("wrong-scale", BY_PATHS, ("down = x @ self.A.T", "down = self.scale * x @ self.A.T"))
+bank.variant("wrong-scale", BY_RECURSION, ("self.scale * x", "x * self.A.shape[0]"))
 
-bank.hint(5, "wrong-output", "The output should be linear(x) + alpha / rank · B (A x), with the weight and the "
+bank.hint("wrong-output", "The output should be linear(x) + alpha / rank · B (A x), with the weight and the "
                              "bias of `linear`. It should be the same in both modes, and on each call.")
-bank.slip(5, "wrong-output", ("return self.linear(x)", "return x @ self.linear.weight.T"))
-bank.slip(5, "wrong-output", ("return self.linear(x)", "return (self.linear(x) + 0.01)"))
-bank.slip(5, "wrong-output", ("return self.linear(x) + ", "return (self.linear(x) + "), ("self.B)", "self.B)).float()"))
-bank.variant(5, "wrong-output", BY_RECURSION, ("y if self.linear.bias is None else y + self.linear.bias", "y if self.linear.bias is None else y + 2 * self.linear.bias"))
+bank.slip("wrong-output", ("return self.linear(x)", "return x @ self.linear.weight.T"))
+bank.slip("wrong-output", ("return self.linear(x)", "return (self.linear(x) + 0.01)"))
+bank.slip("wrong-output", ("return self.linear(x) + ", "return (self.linear(x) + "), ("self.B)", "self.B)).float()"))
+bank.variant("wrong-output", BY_RECURSION, ("y if self.linear.bias is None else y + self.linear.bias", "y if self.linear.bias is None else y + 2 * self.linear.bias"))
 
-bank.hint(5, "full-matrix", "`forward` forms a matrix as large as the weight. Compute A x first, then apply B to "
+bank.hint("full-matrix", "`forward` forms a matrix as large as the weight. Compute A x first, then apply B to "
                             "it: both products are thin.")
-bank.slip(5, "full-matrix", ("F.linear(F.linear(x, self.A), self.B)", "F.linear(x, self.B @ self.A)"))
-bank.slip(5, "full-matrix", ("self.linear(x) + self.scale * F.linear(F.linear(x, self.A), self.B)", "F.linear(x, self.linear.weight + self.scale * self.B @ self.A, self.linear.bias)"))
-bank.variant(5, "full-matrix", BY_PATHS, ("down = x @ self.A.T", "down = self.A.T"), ("(down @ self.B.T) * self.scale", "x @ (down @ self.B.T) * self.scale"))
-bank.variant(5, "full-matrix", BY_RECURSION, ('torch.einsum("...i,ri,or->...o", self.scale * x, self.A, self.B)', 'x @ torch.einsum("ri,or->io", self.A, self.B) * self.scale'))
+bank.slip("full-matrix", ("F.linear(F.linear(x, self.A), self.B)", "F.linear(x, self.B @ self.A)"))
+bank.slip("full-matrix", ("self.linear(x) + self.scale * F.linear(F.linear(x, self.A), self.B)", "F.linear(x, self.linear.weight + self.scale * self.B @ self.A, self.linear.bias)"))
+bank.variant("full-matrix", BY_PATHS, ("down = x @ self.A.T", "down = self.A.T"), ("(down @ self.B.T) * self.scale", "x @ (down @ self.B.T) * self.scale"))
+bank.variant("full-matrix", BY_RECURSION, ('torch.einsum("...i,ri,or->...o", self.scale * x, self.A, self.B)', 'x @ torch.einsum("ri,or->io", self.A, self.B) * self.scale'))
 
-bank.hint(5, "wrong-gradient", "The output is right, but the gradients of `A`, `B` and x are not. All three should "
+bank.hint("wrong-gradient", "The output is right, but the gradients of `A`, `B` and x are not. All three should "
                                "get theirs: don't use `detach`, `.data` or `no_grad`.")
-bank.slip(5, "wrong-gradient", ("F.linear(F.linear(x, self.A), self.B)", "F.linear(F.linear(x, self.A).detach(), self.B)"))
-bank.slip(5, "wrong-gradient", ("F.linear(F.linear(x, self.A), self.B)", "F.linear(F.linear(x.detach(), self.A), self.B)"))
-bank.slip(5, "wrong-gradient", ("F.linear(F.linear(x, self.A), self.B)", "F.linear(F.linear(x, self.A.data), self.B)"))
-bank.variant(5, "wrong-gradient", BY_PATHS, ("return self.linear(x)", "with torch.no_grad():\n            y = self.linear(x)\n        return y"))
+bank.slip("wrong-gradient", ("F.linear(F.linear(x, self.A), self.B)", "F.linear(F.linear(x, self.A).detach(), self.B)"))
+bank.slip("wrong-gradient", ("F.linear(F.linear(x, self.A), self.B)", "F.linear(F.linear(x.detach(), self.A), self.B)"))
+bank.slip("wrong-gradient", ("F.linear(F.linear(x, self.A), self.B)", "F.linear(F.linear(x, self.A.data), self.B)"))
+bank.variant("wrong-gradient", BY_PATHS, ("return self.linear(x)", "with torch.no_grad():\n            y = self.linear(x)\n        return y"))
 
-bank.hint(5, "not-linear", "with_lora raises an error for a model in which other modules, such as a convolution or "
+bank.hint("not-linear", "with_lora raises an error for a model in which other modules, such as a convolution or "
                            "a container, have these names. Replace only an nn.Linear.")
-bank.slip(5, "not-linear", (" and isinstance(child, nn.Linear)", ""))
-bank.variant(5, "not-linear", BY_PATHS, ("isinstance(module, nn.Linear) and ", ""))
+bank.slip("not-linear", (" and isinstance(child, nn.Linear)", ""))
+bank.variant("not-linear", BY_PATHS, ("isinstance(module, nn.Linear) and ", ""))
 
-bank.hint(5, "another-model", "with_lora must change the model that it is given, and return it.")
-bank.slip(5, "another-model", ("    model.requires_grad_(False)\n", "    model = copy.deepcopy(model).requires_grad_(False)\n"))
-bank.variant(5, "another-model", BY_PATHS, ("    return model\n", "    return list(model.modules())\n"))
+bank.hint("another-model", "with_lora must change the model that it is given, and return it.")
+bank.slip("another-model", ("    model.requires_grad_(False)\n", "    model = copy.deepcopy(model).requires_grad_(False)\n"))
+bank.variant("another-model", BY_PATHS, ("    return model\n", "    return list(model.modules())\n"))
 
-bank.hint(5, "top-level", "You replace only the model's direct children. Layers are deeper: in blocks, and in what "
+bank.hint("top-level", "You replace only the model's direct children. Layers are deeper: in blocks, and in what "
                           "these contain.")
-bank.slip(5, "top-level", ("list(model.modules())", "[model]"))
-bank.variant(5, "top-level", BY_RECURSION, ("                visit(child)", "                pass"))
-bank.variant(5, "top-level", BY_PATHS, ("last in names", "path in names"))
-bank.slip(5, "wrong-names", ("name in names and", "any(one in name for one in names) and"))
-bank.variant(5, "wrong-names", BY_PATHS, ("last in names", "path.endswith(tuple(names))"))
+bank.slip("top-level", ("list(model.modules())", "[model]"))
+bank.variant("top-level", BY_RECURSION, ("                visit(child)", "                pass"))
+bank.variant("top-level", BY_PATHS, ("last in names", "path in names"))
+bank.slip("wrong-names", ("name in names and", "any(one in name for one in names) and"))
+bank.variant("wrong-names", BY_PATHS, ("last in names", "path.endswith(tuple(names))"))
 
-bank.hint(5, "wrong-names", "Replace each nn.Linear whose own name, the last part of its path, is in `names`, and "
+bank.hint("wrong-names", "Replace each nn.Linear whose own name, the last part of its path, is in `names`, and "
                             "no other module. It may be inside a module with such a name, too.")
-bank.slip(5, "wrong-names", ("name in names and ", ""))
-bank.variant(5, "wrong-names", BY_RECURSION, ("if isinstance(child, nn.Linear) and name in set(names):\n                setattr", "if name in set(names):\n                if isinstance(child, nn.Linear): setattr"))
-bank.variant(5, "wrong-names", BY_PATHS, ("isinstance(module, nn.Linear) and last in names", "isinstance(module, nn.Linear) and last == names[0]"))
+bank.slip("wrong-names", ("name in names and ", ""))
+bank.variant("wrong-names", BY_RECURSION, ("if isinstance(child, nn.Linear) and name in set(names):\n                setattr", "if name in set(names):\n                if isinstance(child, nn.Linear): setattr"))
+bank.variant("wrong-names", BY_PATHS, ("isinstance(module, nn.Linear) and last in names", "isinstance(module, nn.Linear) and last == names[0]"))
 
-bank.hint(5, "rank-and-alpha", "Create each LoRALinear with the rank and the alpha that with_lora gets, in this order.")
-bank.slip(5, "rank-and-alpha", ("LoRALinear(child, rank, alpha)", "LoRALinear(child, alpha, rank)"))
-bank.variant(5, "rank-and-alpha", BY_PATHS, ("LoRALinear(module, rank, alpha)", "LoRALinear(module, rank, 2 * rank)"))
-bank.slip(5, "base-learns", ("    model.requires_grad_(False)\n", ""))
-bank.variant(5, "base-learns", BY_PATHS, ("for p in model.parameters():\n", "for p in (p for m in model.modules() if isinstance(m, nn.Linear) for p in m.parameters()):\n"))
-bank.slip(5, "wrong-numbers", ("return numbers, 8 * numbers", "return numbers"))
-bank.variant(5, "wrong-numbers", BY_PATHS, ("numbers * 2 * 4", "numbers * 4, numbers * 4"))
+bank.hint("rank-and-alpha", "Create each LoRALinear with the rank and the alpha that with_lora gets, in this order.")
+bank.slip("rank-and-alpha", ("LoRALinear(child, rank, alpha)", "LoRALinear(child, alpha, rank)"))
+bank.variant("rank-and-alpha", BY_PATHS, ("LoRALinear(module, rank, alpha)", "LoRALinear(module, rank, 2 * rank)"))
+bank.slip("base-learns", ("    model.requires_grad_(False)\n", ""))
+bank.variant("base-learns", BY_PATHS, ("for p in model.parameters():\n", "for p in (p for m in model.modules() if isinstance(m, nn.Linear) for p in m.parameters()):\n"))
+bank.slip("wrong-numbers", ("return numbers, 8 * numbers", "return numbers"))
+bank.variant("wrong-numbers", BY_PATHS, ("numbers * 2 * 4", "numbers * 4, numbers * 4"))
 
-bank.hint(5, "wrong-numbers", "First return how many numbers learn, then the bytes. For a weight of (out, in), A "
+bank.hint("wrong-numbers", "First return how many numbers learn, then the bytes. For a weight of (out, in), A "
                               "has rank · in numbers and B has rank · out. Add them up over all weights.")
-bank.slip(5, "wrong-numbers", ("(inputs + outputs)", "inputs"))
-bank.slip(5, "wrong-numbers", ("(inputs + outputs)", "outputs"))
-bank.slip(5, "wrong-numbers", ("(inputs + outputs)", "inputs * outputs"))
-bank.variant(5, "wrong-numbers", BY_PATHS, ("        numbers += rank * out\n", ""))
+bank.slip("wrong-numbers", ("(inputs + outputs)", "inputs"))
+bank.slip("wrong-numbers", ("(inputs + outputs)", "outputs"))
+bank.slip("wrong-numbers", ("(inputs + outputs)", "inputs * outputs"))
+bank.variant("wrong-numbers", BY_PATHS, ("        numbers += rank * out\n", ""))
 
-bank.hint(5, "wrong-bytes", "Adam keeps two averages for each number that learns, in float32: 2 · 4 bytes. Don't "
-                            "count the gradients or the numbers themselves.")
-bank.slip(5, "wrong-bytes", ("8 * numbers", "4 * numbers"))
-bank.slip(5, "wrong-bytes", ("8 * numbers", "16 * numbers"))
-bank.variant(5, "wrong-bytes", BY_PATHS, ("numbers * 2 * 4", "numbers * 2"))
+bank.hint("wrong-bytes", "Adam keeps two averages for each number that learns, in float32: 2 · 4 bytes. Don't "
+                            "count the gradients or the numbers themselves.", edge=True)
+bank.slip("wrong-bytes", ("8 * numbers", "4 * numbers"))
+bank.slip("wrong-bytes", ("8 * numbers", "16 * numbers"))
+bank.variant("wrong-bytes", BY_PATHS, ("numbers * 2 * 4", "numbers * 2"))

@@ -2,7 +2,7 @@
 
 from tests.answers.bank import Bank
 
-bank = Bank("21_fine_tuning", whole=True)
+bank = Bank("21_fine_tuning", 6, whole=True)
 
 # the weight is kept and given back; one file opened once
 KEPT = """
@@ -41,7 +41,7 @@ def load_adapter(model, path):
         tensors = {name: file.get_tensor(name) for name in file.keys()}
     model.load_state_dict(tensors, strict=False)
 """
-bank.text(6, None, KEPT)
+bank.text(None, KEPT)
 
 # hooks in the place of another forward; the change is computed by columns
 HOOKED = """
@@ -90,7 +90,7 @@ def assert_same(one, other):
         raise ValueError("another base")
 """
 COPIED = ("lambda x, layer=layer: layer.linear(x)", "layer.linear.forward")
-bank.text(6, None, HOOKED.replace(*COPIED))
+bank.text(None, HOOKED.replace(*COPIED))
 
 # the layer looks at its mark: what merge and unmerge do is a sum, a difference and the mark
 MARKED = """
@@ -128,7 +128,7 @@ def merge(model):
 def unmerge(model):
     turned(model, False)
 """ + KEPT[KEPT.index("\n\ndef save_adapter") :]
-bank.text(6, None, MARKED)
+bank.text(None, MARKED)
 
 # balise 5 is not done, or wrong
 WRONG_LAYER = """
@@ -142,109 +142,105 @@ def adapters(model):
     return {{name: module for name, module in model.named_modules() if isinstance(module, LoRALinear)}}
 
 """
-bank.text(6, None, WRONG_LAYER.format(scale="todo(5)") + KEPT)
-bank.text(6, None, WRONG_LAYER.format(scale="rank / alpha") + HOOKED.replace(*COPIED))
+bank.text(None, WRONG_LAYER.format(scale="todo(5)") + KEPT)
+bank.text(None, WRONG_LAYER.format(scale="rank / alpha") + HOOKED.replace(*COPIED))
 
-bank.hint(6, "wrong-weight", "A merged weight is not W + scale · B A, with the current A and B. Add that product "
+bank.hint("wrong-weight", "A merged weight is not W + scale · B A, with the current A and B. Add that product "
                              "to the linear.weight of each layer, once.")  # fmt: skip
-bank.slip(6, "wrong-weight", ("layer.linear.weight += layer.scale * layer.B @ layer.A", "pass"))
-bank.slip(6, "wrong-weight", ("weight += layer.scale", "weight -= layer.scale"))
-bank.variant(6, "wrong-weight", KEPT, ("w.data.add_(", "w.data.copy_(7 * w.data).add_("))
+bank.slip("wrong-weight", ("layer.linear.weight += layer.scale * layer.B @ layer.A", "pass"))
+bank.slip("wrong-weight", ("weight += layer.scale", "weight -= layer.scale"))
+bank.variant("wrong-weight", KEPT, ("w.data.add_(", "w.data.copy_(7 * w.data).add_("))
 
-bank.hint(6, "no-scale", "The merged weight lacks the scale. The layer computes alpha / rank · B A x, so add "
+bank.hint("no-scale", "The merged weight lacks the scale. The layer computes alpha / rank · B A x, so add "
                          "exactly that.")  # fmt: skip
-bank.slip(6, "no-scale", ("weight += layer.scale * layer.B", "weight += layer.B"), ("weight -= layer.scale * layer.B", "weight -= layer.B"))  # fmt: skip
-bank.variant(6, "no-scale", MARKED, ("sign * layer.scale * layer.B", "sign * layer.B"))
-bank.variant(6, "no-scale", KEPT, (", alpha=module.scale", ""))
+bank.slip("no-scale", ("weight += layer.scale * layer.B", "weight += layer.B"), ("weight -= layer.scale * layer.B", "weight -= layer.B"))  # fmt: skip
+bank.variant("no-scale", MARKED, ("sign * layer.scale * layer.B", "sign * layer.B"))
+bank.variant("no-scale", KEPT, (", alpha=module.scale", ""))
 
-bank.hint(6, "no-mark", "Each LoRALinear has its own mark: `merged` is True after merge and False after unmerge.")
-bank.slip(6, "no-mark", ("layer.merged, layer.forward = True,", "layer.is_merged, layer.forward = True,"), ('"merged", False', '"is_merged", False'), ("layer.merged = False", "layer.is_merged = False"))  # fmt: skip
-bank.slip(6, "no-mark", ("            layer.merged = False\n", ""))
-bank.variant(6, "no-mark", HOOKED, COPIED, ("        layer.merged = True\n", "        model.merged = True\n"))
+bank.hint("no-mark", "Each LoRALinear has its own mark: `merged` is True after merge and False after unmerge.")
+bank.slip("no-mark", ("layer.merged, layer.forward = True,", "layer.is_merged, layer.forward = True,"), ('"merged", False', '"is_merged", False'), ("layer.merged = False", "layer.is_merged = False"))  # fmt: skip
+bank.slip("no-mark", ("            layer.merged = False\n", ""))
+bank.variant("no-mark", HOOKED, COPIED, ("        layer.merged = True\n", "        model.merged = True\n"))
 
-bank.hint(6, "not-linear-alone", "A merged layer doesn't compute linear(x) alone. With A and B still in forward, "
+bank.hint("not-linear-alone", "A merged layer doesn't compute linear(x) alone. With A and B still in forward, "
                                  "the adapter counts twice, or is computed for nothing. While a layer is merged, "
                                  "forward must be that of `linear`.")  # fmt: skip
-bank.slip(6, "not-linear-alone", ("layer.merged, layer.forward = True, layer.linear.forward", "layer.merged = True"), ("            del layer.forward\n", ""))  # fmt: skip
-bank.slip(6, "not-linear-alone", ("True, layer.linear.forward", "True, layer.linear"))
-bank.slip(6, "not-linear-alone", ("layer.forward = True, layer.linear.forward", "hook = True, layer.register_forward_hook(lambda m, given, _: m.linear(*given))"), ("del layer.forward", "layer.hook.remove()"))  # fmt: skip
-bank.variant(6, "not-linear-alone", HOOKED, COPIED, ("        layer.forward = layer.linear.forward\n", "        layer.at, layer.scale = layer.scale, 0.0\n"))  # fmt: skip
-bank.variant(6, "not-linear-alone", KEPT, ("functools.partial(alone, module.linear)", "functools.partial(type(module).forward, module)"))  # fmt: skip
+bank.slip("not-linear-alone", ("layer.merged, layer.forward = True, layer.linear.forward", "layer.merged = True"), ("            del layer.forward\n", ""))  # fmt: skip
+bank.slip("not-linear-alone", ("True, layer.linear.forward", "True, layer.linear"))
+bank.slip("not-linear-alone", ("layer.forward = True, layer.linear.forward", "hook = True, layer.register_forward_hook(lambda m, given, _: m.linear(*given))"), ("del layer.forward", "layer.hook.remove()"))  # fmt: skip
+bank.variant("not-linear-alone", HOOKED, COPIED, ("        layer.forward = layer.linear.forward\n", "        layer.at, layer.scale = layer.scale, 0.0\n"))  # fmt: skip
+bank.variant("not-linear-alone", KEPT, ("functools.partial(alone, module.linear)", "functools.partial(type(module).forward, module)"))  # fmt: skip
 
-bank.hint(6, "merged-twice", "A second merge, of the model or of a part of it, adds the adapter again. Skip each "
+bank.hint("merged-twice", "A second merge, of the model or of a part of it, adds the adapter again. Skip each "
                              "layer whose mark says that it is merged.")  # fmt: skip
-bank.slip(6, "merged-twice", ('if not getattr(layer, "merged", False)', "if True"))
-bank.slip(6, "merged-twice", ("    for layer in adapters(model).values():\n        if not getattr(layer, \"merged\", False)", "    if getattr(model, \"done\", False):\n        return\n    model.done = True\n    for layer in adapters(model).values():\n        if True"))  # fmt: skip
-bank.variant(6, "merged-twice", KEPT, (' and not getattr(module, "merged", False)', ""))
+bank.slip("merged-twice", ('if not getattr(layer, "merged", False)', "if True"))
+bank.slip("merged-twice", ("    for layer in adapters(model).values():\n        if not getattr(layer, \"merged\", False)", "    if getattr(model, \"done\", False):\n        return\n    model.done = True\n    for layer in adapters(model).values():\n        if True"))  # fmt: skip
+bank.variant("merged-twice", KEPT, (' and not getattr(module, "merged", False)', ""))
 
-bank.hint(6, "shared-copy", "A deep copy of a merged model is not independent of it. Does a lambda or another "
+bank.hint("shared-copy", "A deep copy of a merged model is not independent of it. Does a lambda or another "
                             "function still refer to the layer that was copied? A bound method, such as "
                             "layer.linear.forward, is copied along.")  # fmt: skip
-bank.text(6, "shared-copy", HOOKED)
+bank.text("shared-copy", HOOKED)
 bank.variant(
-    6,
     "shared-copy",
     KEPT,
     ("functools.partial(alone, module.linear)", "(lambda x, linear=module.linear: alone(linear, x))"),
 )
 
-bank.hint(6, "wrong-unmerge", "After unmerge, a layer is not what it was before. Subtract what merge added, only "
+bank.hint("wrong-unmerge", "After unmerge, a layer is not what it was before. Subtract what merge added, only "
                               "where the mark says that the layer is merged, and let forward use A and B again.")  # fmt: skip
-bank.slip(6, "wrong-unmerge", ("weight -= layer.scale", "weight += layer.scale"))
-bank.slip(6, "wrong-unmerge", ("weight -= layer.scale * layer.B", "weight -= layer.B"))
-bank.slip(6, "wrong-unmerge", ('if getattr(layer, "merged", False)', "if True"), ("del layer.forward", 'layer.__dict__.pop("forward", None)'))  # fmt: skip
-bank.variant(6, "wrong-unmerge", HOOKED, COPIED, ("weight.sub_", "weight.add_"))
+bank.slip("wrong-unmerge", ("weight -= layer.scale", "weight += layer.scale"))
+bank.slip("wrong-unmerge", ("weight -= layer.scale * layer.B", "weight -= layer.B"))
+bank.slip("wrong-unmerge", ('if getattr(layer, "merged", False)', "if True"), ("del layer.forward", 'layer.__dict__.pop("forward", None)'))  # fmt: skip
+bank.variant("wrong-unmerge", HOOKED, COPIED, ("weight.sub_", "weight.add_"))
 
-bank.slip(6, "wrong-unmerge", ("            del layer.forward\n", ""))
-bank.variant(6, "wrong-unmerge", KEPT, ('            module.__dict__.pop("forward")\n', ""))
+bank.slip("wrong-unmerge", ("            del layer.forward\n", ""))
+bank.variant("wrong-unmerge", KEPT, ('            module.__dict__.pop("forward")\n', ""))
 
-bank.hint(6, "other-parameters", "The model's parameters are not the same as before: A or B is a new object, the "
+bank.hint("other-parameters", "The model's parameters are not the same as before: A or B is a new object, the "
                                  "state_dict has a new name, or the base learns or is attached to a graph. "
                                  "Optimizers and files know the old ones. Change values in place, under "
                                  "torch.no_grad().")  # fmt: skip
-bank.slip(6, "other-parameters", ("@torch.no_grad()\ndef merge", "def merge"), ("layer.linear.weight += layer.scale * layer.B @ layer.A", "layer.linear.weight.add_(layer.scale * layer.B @ layer.A)"))  # fmt: skip
-bank.slip(6, "other-parameters", ("layer.linear.weight += layer.scale * layer.B @ layer.A", "layer.linear.weight = nn.Parameter(layer.linear.weight + layer.scale * layer.B @ layer.A)"))  # fmt: skip
-bank.slip(6, "other-parameters", ("        model.get_parameter(name).copy_(value)", '        owner, _, own = name.rpartition(".")\n        setattr(model.get_submodule(owner), own, nn.Parameter(value))'))  # fmt: skip
-bank.slip(6, "other-parameters", ("layer.merged, layer.forward", 'layer.register_buffer("delta", layer.B @ layer.A)\n            layer.merged, layer.forward'))  # fmt: skip
-bank.variant(6, "other-parameters", MARKED, (", requires_grad=False", ""))
-bank.variant(6, "other-parameters", KEPT, ("model.load_state_dict(tensors, strict=False)", "model.load_state_dict(tensors, strict=False, assign=True)"))  # fmt: skip
+bank.slip("other-parameters", ("@torch.no_grad()\ndef merge", "def merge"), ("layer.linear.weight += layer.scale * layer.B @ layer.A", "layer.linear.weight.add_(layer.scale * layer.B @ layer.A)"))  # fmt: skip
+bank.slip("other-parameters", ("layer.linear.weight += layer.scale * layer.B @ layer.A", "layer.linear.weight = nn.Parameter(layer.linear.weight + layer.scale * layer.B @ layer.A)"))  # fmt: skip
+bank.slip("other-parameters", ("        model.get_parameter(name).copy_(value)", '        owner, _, own = name.rpartition(".")\n        setattr(model.get_submodule(owner), own, nn.Parameter(value))'))  # fmt: skip
+bank.slip("other-parameters", ("layer.merged, layer.forward", 'layer.register_buffer("delta", layer.B @ layer.A)\n            layer.merged, layer.forward'))  # fmt: skip
+bank.variant("other-parameters", MARKED, (", requires_grad=False", ""))
+bank.variant("other-parameters", KEPT, ("model.load_state_dict(tensors, strict=False)", "model.load_state_dict(tensors, strict=False, assign=True)"))  # fmt: skip
 
-bank.hint(6, "wrong-names", "The file must contain A and B of each LoRALinear under their names in the model, such "
+bank.hint("wrong-names", "The file must contain A and B of each LoRALinear under their names in the model, such "
                             "as `3.A`, and no other tensors. The base is not in it: that is what makes the file "
                             "small.")  # fmt: skip
-bank.slip(6, "wrong-names", ("    save_file(tensors", "    tensors = {name: value.contiguous() for name, value in model.state_dict().items()}\n    save_file(tensors"))  # fmt: skip
-bank.slip(6, "wrong-names", ('f"{name}.{part}"', 'f"{part}.{name}"'))
-bank.slip(6, "wrong-names", ('f"{name}.{part}"', "part"))
-bank.variant(6, "wrong-names", KEPT, ('name + end for name in adapters(model) for end in (".A", ".B")', 'name for name in state if name.endswith(("A", "B", "weight"))'))  # fmt: skip
+bank.slip("wrong-names", ("    save_file(tensors", "    tensors = {name: value.contiguous() for name, value in model.state_dict().items()}\n    save_file(tensors"))  # fmt: skip
+bank.slip("wrong-names", ('f"{name}.{part}"', 'f"{part}.{name}"'))
+bank.slip("wrong-names", ('f"{name}.{part}"', "part"))
+bank.variant("wrong-names", KEPT, ('name + end for name in adapters(model) for end in (".A", ".B")', 'name for name in state if name.endswith(("A", "B", "weight"))'))  # fmt: skip
 
-bank.hint(6, "no-base", "The file's metadata doesn't have fingerprint(model) under the key \"base\", so nobody can "
+bank.hint("no-base", "The file's metadata doesn't have fingerprint(model) under the key \"base\", so nobody can "
                         "tell to which base the adapter belongs. Give save_file the argument metadata.")  # fmt: skip
-bank.slip(6, "no-base", ('metadata={"base": fingerprint(model)}', "metadata=None"))
-bank.slip(6, "no-base", ('"base": fingerprint(model)', '"base": str(path)'))
-bank.variant(6, "no-base", HOOKED, COPIED, ("dict(base=", "dict(model="))
+bank.slip("no-base", ('metadata={"base": fingerprint(model)}', "metadata=None"))
+bank.slip("no-base", ('"base": fingerprint(model)', '"base": str(path)'))
+bank.variant("no-base", HOOKED, COPIED, ("dict(base=", "dict(model="))
 
-bank.hint(6, "wrong-values", "After saving and loading, the adapter is not what it was. You need both A and B of "
+bank.hint("wrong-values", "After saving and loading, the adapter is not what it was. You need both A and B of "
                              "each layer, unchanged, and everything else in the model must stay.")  # fmt: skip
-bank.slip(6, "wrong-values", ("layer, part).detach()", "layer, part).detach().half()"))
+bank.slip("wrong-values", ("layer, part).detach()", "layer, part).detach().half()"))
 bank.slip(
-    6,
     "wrong-values",
     ("        model.get_parameter(name).copy_(value)", "        model.get_parameter(name).clone().copy_(value)"),
 )
 bank.slip(
-    6,
     "wrong-values",
     ("getattr(layer, part).detach()", '(getattr(layer, part).detach() * (layer.scale if part == "B" else 1))'),
 )
-bank.variant(6, "wrong-values", HOOKED, COPIED, ('        layer.B.data[:] = found[name + ".B"]\n', ""))
+bank.variant("wrong-values", HOOKED, COPIED, ('        layer.B.data[:] = found[name + ".B"]\n', ""))
 
-bank.hint(6, "other-base", "A file of another base must raise a ValueError and change nothing: here {what}. "
+bank.hint("other-base", "A file of another base must raise a ValueError and change nothing: here {what}. "
                            'Compare file.metadata()["base"] with fingerprint(model) before you copy.')  # fmt: skip
 bank.slip(
-    6,
     "other-base",
     ('            raise ValueError(f"{path} is an adapter of another base model")', "            print(path)"),
 )
-bank.slip(6, "other-base", ("raise ValueError(", "raise KeyError("))
-bank.slip(6, "other-base", ('file.metadata()["base"] != fingerprint(model)', 'not file.metadata()["base"]'))
-bank.variant(6, "other-base", HOOKED, COPIED, ('    with safe_open(path, "pt") as file:\n        assert_same(file.metadata()["base"], fingerprint(model))\n', ""), ('".B"]\n\n\ndef', '".B"]\n    with safe_open(path, "pt") as file:\n        assert_same(file.metadata()["base"], fingerprint(model))\n\n\ndef'))  # fmt: skip
+bank.slip("other-base", ("raise ValueError(", "raise KeyError("))
+bank.slip("other-base", ('file.metadata()["base"] != fingerprint(model)', 'not file.metadata()["base"]'))
+bank.variant("other-base", HOOKED, COPIED, ('    with safe_open(path, "pt") as file:\n        assert_same(file.metadata()["base"], fingerprint(model))\n', ""), ('".B"]\n\n\ndef', '".B"]\n    with safe_open(path, "pt") as file:\n        assert_same(file.metadata()["base"], fingerprint(model))\n\n\ndef'))  # fmt: skip

@@ -2,7 +2,7 @@
 
 from tests.answers.bank import Bank
 
-bank = Bank("19_hybrid_parallelism", whole=True)
+bank = Bank("19_hybrid_parallelism", 1, whole=True)
 hint, slip, variant = bank.hint, bank.slip, bank.variant
 
 # NumPy's own digits, and an array of all ranks whose axes are moved
@@ -28,7 +28,7 @@ def groups(axes, sizes):
     rows = numbers.transpose(*outside, *inside).reshape(-1, math.prod(sizes[names[k]] for k in inside))
     return sorted(sorted(row) for row in rows.tolist())
 """
-bank.text(1, None, NUMPY)
+bank.text(None, NUMPY)
 
 # strides: how many ranks one step along an axis is; groups by their first rank, which stands at 0 of these axes
 STRIDES = """
@@ -59,16 +59,14 @@ def groups(axes, sizes):
     firsts = [r for r in range(math.prod(sizes.values())) if all(place_of(r, sizes)[axis] == 0 for axis in axes)]
     return [along(first, [axis for axis in sizes if axis in axes]) for first in firsts]
 """
-bank.text(1, None, STRIDES)
+bank.text(None, STRIDES)
 
 hint(
-    1,
     "place-form",
     "place_of must return a dictionary with a coordinate, a whole number, for each axis in `sizes`. Here: {got}",
 )
-slip(1, "place-form", ("return {axis: place[axis] for axis in sizes}", "return tuple(place[axis] for axis in sizes)"))
+slip("place-form", ("return {axis: place[axis] for axis in sizes}", "return tuple(place[axis] for axis in sizes)"))
 slip(
-    1,
     "place-form",
     (
         "return {axis: place[axis] for axis in sizes}",
@@ -76,7 +74,6 @@ slip(
     ),
 )
 slip(
-    1,
     "place-form",
     (
         "left, place[axis] = divmod(left, sizes[axis])",
@@ -84,74 +81,63 @@ slip(
     ),
     ("if left:", "if not 0 <= rank < math.prod(sizes.values()):"),
 )
-variant(1, "place-form", NUMPY, ("dict(zip(sizes, np", "list(zip(sizes, np"))
+variant("place-form", NUMPY, ("dict(zip(sizes, np", "list(zip(sizes, np"))
 
 hint(
-    1,
     "first-axis-first",
     "Ranks count up along the *last* axis first: ranks 0 and 1 differ in the last coordinate. In your answer they "
     "differ in the first one.",
 )
-slip(1, "first-axis-first", ("in reversed(sizes)", "in sizes"))
-variant(
-    1, "first-axis-first", STRIDES, ("behind = names[names.index(axis) + 1 :]", "behind = names[: names.index(axis)]")
-)
+slip("first-axis-first", ("in reversed(sizes)", "in sizes"))
+variant("first-axis-first", STRIDES, ("behind = names[names.index(axis) + 1 :]", "behind = names[: names.index(axis)]"))
 
 hint(
-    1,
     "wrong-stride",
     "A step along an axis is as many ranks as the *product* of the sizes of all axes after it. You use the size of "
     "one axis.",
 )
 slip(
-    1,
     "wrong-stride",
     ("left, place[axis] = divmod(left, sizes[axis])", "place[axis], left = left // sizes[axis] % sizes[axis], left"),
     ("if left:", "if not 0 <= rank < math.prod(sizes.values()):"),
 )
 slip(
-    1,
     "wrong-stride",
     ("left, place[axis] = divmod(left, sizes[axis])", "place[axis] = rank // sizes[axis] % sizes[axis]"),
     ("if left:", "if rank < 0:"),
 )
 variant(
-    1,
     "wrong-stride",
     STRIDES,
     ("return {axis: rank // stride(axis, sizes) % sizes[axis]", "return {axis: rank // sizes[axis] % sizes[axis]"),
 )
 
 hint(
-    1,
     "wrong-place",
     "In a mesh of {sizes}, rank {rank} is at {due}, not at {mine}. Coordinates count from 0, and each one stays "
     "below the size of its axis.",
 )
-slip(1, "wrong-place", ("divmod(left, sizes[axis])\n", "divmod(left, sizes[axis])\n        place[axis] += 1\n"))
-slip(1, "wrong-place", ("return {axis: place[axis] for axis in sizes}", "return dict(zip(sizes, place.values()))"))
-variant(1, "wrong-place", STRIDES, ("% sizes[axis] for axis in sizes}", "for axis in sizes}"))
+slip("wrong-place", ("divmod(left, sizes[axis])\n", "divmod(left, sizes[axis])\n        place[axis] += 1\n"))
+slip("wrong-place", ("return {axis: place[axis] for axis in sizes}", "return dict(zip(sizes, place.values()))"))
+variant("wrong-place", STRIDES, ("% sizes[axis] for axis in sizes}", "for axis in sizes}"))
 
-hint(1, "rank-outside", "A mesh of n ranks has the ranks 0 to n − 1. For any other, raise ValueError. Here: {got}")
+hint("rank-outside", "A mesh of n ranks has the ranks 0 to n − 1. For any other, raise ValueError. Here: {got}")
 slip(
-    1,
     "rank-outside",
     (
         '    if left:  # below 0 for a negative rank\n        raise ValueError(f"a mesh of {sizes} has no rank {rank}")\n',
         "",
     ),
 )
-slip(1, "rank-outside", ("if left:", "if left > 0:"))
-variant(1, "rank-outside", STRIDES, ("rank < 0 or rank >= n", "rank > n"))
+slip("rank-outside", ("if left:", "if left > 0:"))
+variant("rank-outside", STRIDES, ("rank < 0 or rank >= n", "rank > n"))
 
 hint(
-    1,
     "order-of-place",
     "rank_at returns a different rank when the same place lists its axes in another order. The order of the mesh "
     "is that of `sizes`.",
 )
 slip(
-    1,
     "order-of-place",
     (
         "for axis, size in sizes.items():\n        rank = rank * size + place[axis]",
@@ -159,7 +145,6 @@ slip(
     ),
 )
 slip(
-    1,
     "order-of-place",
     (
         "for axis, size in sizes.items():\n        rank = rank * size + place[axis]",
@@ -167,54 +152,49 @@ slip(
     ),
 )
 variant(
-    1,
     "order-of-place",
     NUMPY,
     ("[place[axis] for axis in sizes], list(sizes.values())", "list(place.values()), [sizes[axis] for axis in place]"),
 )
 
 hint(
-    1,
     "wrong-rank",
     "rank_at must undo place_of: one step of a coordinate is as many ranks as the product of the sizes of all axes "
     "after it.",
 )
-slip(1, "wrong-rank", ("in sizes.items():\n        rank", "in reversed(sizes.items()):\n        rank"))
-slip(1, "wrong-rank", ("rank = rank * size + place[axis]", "rank += size * place[axis]"))
-variant(1, "wrong-rank", STRIDES, ("place[axis] * stride(axis, sizes) for", "place[axis] * sizes[axis] for"))
+slip("wrong-rank", ("in sizes.items():\n        rank", "in reversed(sizes.items()):\n        rank"))
+slip("wrong-rank", ("rank = rank * size + place[axis]", "rank += size * place[axis]"))
+variant("wrong-rank", STRIDES, ("place[axis] * stride(axis, sizes) for", "place[axis] * sizes[axis] for"))
 
-hint(1, "groups-form", "groups must return a list of groups, each of them a list of ranks. Here: {got}")
-slip(1, "groups-form", ("return list(found.values())", "return found"))
-slip(1, "groups-form", ("return list(found.values())", "return list(found.values())[0]"))
-slip(1, "groups-form", (".append(rank)", ".append(place_of(rank, sizes))"))
-variant(1, "groups-form", NUMPY, ("sorted(sorted(row) for row in rows.tolist())", "rows"))
+hint("groups-form", "groups must return a list of groups, each of them a list of ranks. Here: {got}")
+slip("groups-form", ("return list(found.values())", "return found"))
+slip("groups-form", ("return list(found.values())", "return list(found.values())[0]"))
+slip("groups-form", (".append(rank)", ".append(place_of(rank, sizes))"))
+variant("groups-form", NUMPY, ("sorted(sorted(row) for row in rows.tolist())", "rows"))
 
 hint(
-    1,
     "others-vary",
     "The ranks of these groups agree in {axes} and differ in the other axes. The given axes are those in which "
     "they must *differ*: for a mesh of {sizes}, {due} are expected.",
 )
-slip(1, "others-vary", ("if axis not in axes", "if axis in axes"))
-variant(1, "others-vary", NUMPY, ("if axis in axes]", "if axis not in axes]"))
+slip("others-vary", ("if axis not in axes", "if axis in axes"))
+variant("others-vary", NUMPY, ("if axis in axes]", "if axis not in axes]"))
 
 hint(
-    1, "one-axis-of-several", "Of the axes {axes}, only one varies in these groups. For a mesh of {sizes}, {due} "
-                              "are expected."
+    "one-axis-of-several",
+    "Of the axes {axes}, only one varies in these groups. For a mesh of {sizes}, {due} are expected.",
 )
-slip(1, "one-axis-of-several", ("if axis not in axes", "if axis not in axes[:1]"))
-variant(1, "one-axis-of-several", STRIDES, ("firsts = ", "axes = axes[-1:]\n    firsts = "))
+slip("one-axis-of-several", ("if axis not in axes", "if axis not in axes[:1]"))
+variant("one-axis-of-several", STRIDES, ("firsts = ", "axes = axes[-1:]\n    firsts = "))
 
 hint(
-    1,
     "not-once",
     "Each rank must be in exactly one group; here some are in none, or in two. For {axes} of a mesh of {sizes}, "
     "{due} are expected.",
 )
-slip(1, "not-once", ("return list(found.values())", "return [one for one in found.values() if 0 in one]"))
-slip(1, "not-once", ("return list(found.values())", "return [one for one in found.values() if len(one) > 1]"))
+slip("not-once", ("return list(found.values())", "return [one for one in found.values() if 0 in one]"))
+slip("not-once", ("return list(found.values())", "return [one for one in found.values() if len(one) > 1]"))
 variant(
-    1,
     "not-once",
     STRIDES,
     (
@@ -223,21 +203,19 @@ variant(
     ),
 )
 
-hint(1, "no-axis", "When no axis is given, no ranks differ: each rank is a group by itself, [[0], [1], [2], …].")
-slip(1, "no-axis", ("found = {}", "found = {}\n    if not axes:\n        return []"))
-slip(1, "no-axis", ("found = {}", "found = {}\n    axes = axes or list(sizes)"))
-variant(1, "no-axis", STRIDES, ("firsts = ", "axes = axes if axes else list(sizes)\n    firsts = "))
+hint("no-axis", "When no axis is given, no ranks differ: each rank is a group by itself, [[0], [1], [2], …].")
+slip("no-axis", ("found = {}", "found = {}\n    if not axes:\n        return []"))
+slip("no-axis", ("found = {}", "found = {}\n    axes = axes or list(sizes)"))
+variant("no-axis", STRIDES, ("firsts = ", "axes = axes if axes else list(sizes)\n    firsts = "))
 
 hint(
-    1,
     "digits-joined",
     "The groups are right in small meshes. With 12 × 11 ranks, the places (1, 10) and (11, 0) get the same key: a "
     "tuple of numbers keeps them apart.",
 )
-slip(1, "digits-joined", ("others = tuple(number for", "others = ''.join(str(number) for"))
-slip(1, "digits-joined", ("others = tuple(number for", "others = sum(10**list(sizes).index(axis) * number for"))
+slip("digits-joined", ("others = tuple(number for", "others = ''.join(str(number) for"))
+slip("digits-joined", ("others = tuple(number for", "others = sum(10**list(sizes).index(axis) * number for"))
 variant(
-    1,
     "digits-joined",
     STRIDES,
     (
@@ -248,21 +226,22 @@ variant(
     ),
 )
 
-hint(1, "wrong-groups", "Ranks share a group if they differ only in {axes}. For a mesh of {sizes}, {due} are expected.")
+hint("wrong-groups", "Ranks share a group if they differ only in {axes}. For a mesh of {sizes}, {due} are expected.")
 NEIGHBOURS = "size = math.prod(sizes[axis] for axis in axes)\n    n = math.prod(sizes.values())\n    return [list(range(k, k + size)) for k in range(0, n, size)]\n    found = {}"
-slip(1, "wrong-groups", ("found = {}", NEIGHBOURS))
-variant(1, "wrong-groups", NUMPY, ("numbers.transpose(*outside, *inside).reshape", "numbers.reshape"))
+slip("wrong-groups", ("found = {}", NEIGHBOURS))
+variant("wrong-groups", NUMPY, ("numbers.transpose(*outside, *inside).reshape", "numbers.reshape"))
 
 hint(
-    1,
     "groups-order",
     "The groups are right, but the order in them is not: list the ranks of a group in increasing order.",
 )
-slip(1, None, ("return list(found.values())", "return list(found.values())[::-1]"))
-slip(1, "groups-order", ("return list(found.values())", "return [one[::-1] for one in found.values()]"))
-variant(1, "groups-order", NUMPY, ("sorted(sorted(row) for row in rows.tolist())", "rows[:, ::-1].tolist()"))
-variant(1, "groups-order", STRIDES, ("[axis for axis in sizes if axis in axes]", "list(axes)"))
+slip(None, ("return list(found.values())", "return list(found.values())[::-1]"))
+slip("groups-order", ("return list(found.values())", "return [one[::-1] for one in found.values()]"))
+variant("groups-order", NUMPY, ("sorted(sorted(row) for row in rows.tolist())", "rows[:, ::-1].tolist()"))
+variant("groups-order", STRIDES, ("[axis for axis in sizes if axis in axes]", "list(axes)"))
 
-hint(1, "sizes-changed", "`sizes` has changed after these calls. It belongs to the caller: work on a copy.")
-slip(1, "sizes-changed", ("return list(found.values())", "sizes.clear()\n    return list(found.values())"))
-variant(1, "sizes-changed", NUMPY, ("return sorted(sorted", "sizes.popitem()\n    return sorted(sorted"))
+hint("sizes-changed", "`sizes` has changed after these calls. It belongs to the caller: work on a copy.")
+slip("sizes-changed", ("return list(found.values())", "sizes.clear()\n    return list(found.values())"))
+variant("sizes-changed", NUMPY, ("return sorted(sorted", "sizes.popitem()\n    return sorted(sorted"))
+
+bank.edge("digits-joined", "groups-order", "no-axis", "order-of-place", "rank-outside", "sizes-changed")

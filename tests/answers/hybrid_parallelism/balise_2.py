@@ -2,7 +2,7 @@
 
 from tests.answers.bank import Bank
 
-bank = Bank("19_hybrid_parallelism", whole=True)
+bank = Bank("19_hybrid_parallelism", 2, whole=True)
 hint, slip, variant = bank.hint, bank.slip, bank.variant
 
 # one message for all gradients of a rank; the words travel again between the ends
@@ -33,7 +33,7 @@ def hybrid_step(part, mesh, tokens, n_micro_batches):
                 dist.all_reduce(p.grad, group=mesh.ends.group)
     return loss
 """
-bank.text(2, None, ONE_MESSAGE)
+bank.text(None, ONE_MESSAGE)
 
 # the words first, then all data ranks; started together, waited for at the end; Stage by a loop over all layers
 STARTED = """
@@ -70,28 +70,24 @@ def hybrid_step(part, mesh, tokens, n_micro_batches):
         work.wait()
     return loss
 """
-bank.text(2, None, STARTED)
+bank.text(None, STARTED)
 
-hint(2, "no-stage", "part_of must return `Stage(layers)`: a list of layers, wrapped. Here: {got}.")
-slip(2, "no-stage", ("return Stage(layers)", "return nn.Sequential(*layers)"))
-variant(
-    2, "no-stage", ONE_MESSAGE, ("return Stage(front + layers + back)", "return nn.ModuleList(front + layers + back)")
-)
+hint("no-stage", "part_of must return `Stage(layers)`: a list of layers, wrapped. Here: {got}.")
+slip("no-stage", ("return Stage(layers)", "return nn.Sequential(*layers)"))
+variant("no-stage", ONE_MESSAGE, ("return Stage(front + layers + back)", "return nn.ModuleList(front + layers + back)"))
 
-hint(2, "all-layers", "Every rank holds all blocks. A stage has only a part of them: `mesh.pipeline` tells which.")
-slip(2, "all-layers", ("for k in range(begin, end)]", "for k in range(len(model.blocks))]"))
-variant(2, "all-layers", ONE_MESSAGE, (".tensor_split(axis.size)[axis.rank]", ""))
+hint("all-layers", "Every rank holds all blocks. A stage has only a part of them: `mesh.pipeline` tells which.")
+slip("all-layers", ("for k in range(begin, end)]", "for k in range(len(model.blocks))]"))
+variant("all-layers", ONE_MESSAGE, (".tensor_split(axis.size)[axis.rank]", ""))
 
 hint(
-    2,
     "ends-wrong",
     "Entrance and Exit are at the two ends of a pipeline: the Entrance only on its first stage, the Exit only on "
     "its last. With a single stage it has both. Here, {got}; it should hold {expected}.",
 )
-slip(2, "ends-wrong", ("    if stage == 0:\n        layers.insert", "    if True:\n        layers.insert"))
-slip(2, "ends-wrong", ("if stage == 0:", "if dist.get_rank() == 0:"), ("n_stages == 1 and", "False and"))
+slip("ends-wrong", ("    if stage == 0:\n        layers.insert", "    if True:\n        layers.insert"))
+slip("ends-wrong", ("if stage == 0:", "if dist.get_rank() == 0:"), ("n_stages == 1 and", "False and"))
 variant(
-    2,
     "ends-wrong",
     ONE_MESSAGE,
     ("axis.rank == 0, axis", "axis.rank == 0, not axis"),
@@ -99,146 +95,128 @@ variant(
 )
 
 hint(
-    2,
     "wrong-layers",
     "The stages of a pipeline must hold each block once, in order, in shares as equal as possible: three blocks on "
     "two stages are 1 and 2, or 2 and 1. Here, {got}; it should hold {expected}.",
 )
-slip(2, "wrong-layers", ("(len(model.blocks) * k // n_stages for", "(len(model.blocks) // n_stages * k for"))
+slip("wrong-layers", ("(len(model.blocks) * k // n_stages for", "(len(model.blocks) // n_stages * k for"))
 slip(
-    2,
     "wrong-layers",
     (
         "len(model.blocks) * k // n_stages for",
         "len(model.blocks) // n_stages * k if k < n_stages else len(model.blocks) for",
     ),
 )
-slip(2, "wrong-layers", ("for k in (stage, stage + 1))", "for k in (mesh.data.rank, mesh.data.rank + 1))"))
-variant(2, "wrong-layers", STARTED, ("k * n // len(model.blocks)", "k % n"))
+slip("wrong-layers", ("for k in (stage, stage + 1))", "for k in (mesh.data.rank, mesh.data.rank + 1))"))
+variant("wrong-layers", STARTED, ("k * n // len(model.blocks)", "k % n"))
 
 hint(
-    2,
     "cut-elsewhere",
     "These parameters are not a part of the model that rank {rank} should hold. Layers are cut over the *tensor* "
     "ranks, and copied from the plain model as it is.",
 )
-slip(2, "cut-elsewhere", ("SlicedBlock(model.blocks[k], mesh.tensor)", "SlicedBlock(model.blocks[k], mesh.data)"))
-variant(2, "cut-elsewhere", STARTED, ("Exit(model, mesh.tensor)", "Exit(model, mesh.data)"))
+slip("cut-elsewhere", ("SlicedBlock(model.blocks[k], mesh.tensor)", "SlicedBlock(model.blocks[k], mesh.data)"))
+variant("cut-elsewhere", STARTED, ("Exit(model, mesh.tensor)", "Exit(model, mesh.data)"))
 
 hint(
-    2,
     "tied-twice",
     "On a pipeline of one stage, a tied head and the embedding are *one* parameter, which collects both gradients. "
     "Here the rank holds it twice, and an optimizer would make the two differ: give the Exit the Entrance's "
     "`words`.",
 )
 slip(
-    2,
     "tied-twice",
     ("    if n_stages == 1 and model.config.tied_head:\n        layers[-1].words = layers[0].words\n", ""),
 )
-variant(2, "tied-twice", ONE_MESSAGE, ("        back[0].words = front[0].words", "        pass"))
+variant("tied-twice", ONE_MESSAGE, ("        back[0].words = front[0].words", "        pass"))
 
 hint(
-    2,
     "one-for-two",
     "This head is not tied: it has its own weight, not the embedding's. Check `model.config.tied_head`.",
 )
-slip(2, "one-for-two", ("if n_stages == 1 and model.config.tied_head:", "if n_stages == 1:"))
-variant(2, "one-for-two", STARTED, ("if model.config.tied_head and isinstance", "if isinstance"))
+slip("one-for-two", ("if n_stages == 1 and model.config.tied_head:", "if n_stages == 1:"))
+variant("one-for-two", STARTED, ("if model.config.tied_head and isinstance", "if isinstance"))
 
 hint(
-    2,
     "whole-batch",
     "Every rank computes with the whole batch. The gradients may be right, but nothing is gained: each data rank "
     "must take its own rows, `tokens.tensor_split(mesh.data.size)[mesh.data.rank]`.",
 )
 slip(
-    2,
     "whole-batch",
     ("tokens.tensor_split(mesh.data.size)[mesh.data.rank]", "tokens"),
     ("p.grad *= len(rows) / len(tokens)", "p.grad /= mesh.data.size"),
 )
-variant(2, "whole-batch", ONE_MESSAGE, (".tensor_split(mesh.data.size)[mesh.data.rank]", ""))
+variant("whole-batch", ONE_MESSAGE, (".tensor_split(mesh.data.size)[mesh.data.rank]", ""))
 
 hint(
-    2,
     "other-rows",
     "These are not the rows of this rank. All ranks with the same data coordinate, tensor ranks and stages alike, "
     "work on the same rows; the shares differ by one row when the batch does not divide evenly.",
 )
 slip(
-    2,
     "other-rows",
     (
         "tokens.tensor_split(mesh.data.size)[mesh.data.rank]",
         "tokens.tensor_split(dist.get_world_size())[dist.get_rank()]",
     ),
 )
-slip(
-    2, "other-rows", ("tokens.tensor_split(mesh.data.size)[mesh.data.rank]", "tokens[: len(tokens) // mesh.data.size]")
-)
-slip(2, "other-rows", ("(mesh.data.size)[mesh.data.rank]", "(mesh.data.size)[mesh.pipeline.rank]"))
-variant(2, "other-rows", STARTED, ("tokens[begin : begin + mine]", "tokens[begin : begin + min(sizes)]"))
+slip("other-rows", ("tokens.tensor_split(mesh.data.size)[mesh.data.rank]", "tokens[: len(tokens) // mesh.data.size]"))
+slip("other-rows", ("(mesh.data.size)[mesh.data.rank]", "(mesh.data.size)[mesh.pipeline.rank]"))
+variant("other-rows", STARTED, ("tokens[begin : begin + mine]", "tokens[begin : begin + min(sizes)]"))
 
 hint(
-    2,
     "not-in-parts",
     "The rows go through the pipeline in `n_micro_batches` parts; pass the number on to `run_pipeline`.",
 )
-slip(2, "not-in-parts", ("rows, n_micro_batches)", "rows)"))
-variant(2, "not-in-parts", ONE_MESSAGE, ("n_micro_batches, schedule", "mesh.pipeline.size, schedule"))
+slip("not-in-parts", ("rows, n_micro_batches)", "rows)"))
+variant("not-in-parts", ONE_MESSAGE, ("n_micro_batches, schedule", "mesh.pipeline.size, schedule"))
 
 hint(
-    2,
     "ranks-waiting",
     "The ranks wait for each other, or one gave up: {error}. All ranks of a group must make the same calls, in the "
     "same order, with tensors of the same size. Without `group=` a call involves the whole world; a stage in the "
     "middle has no `words` to add.",
 )
-slip(2, "ranks-waiting", ("group=mesh.ends.group", "group=mesh.pipeline.group"))
+slip("ranks-waiting", ("group=mesh.ends.group", "group=mesh.pipeline.group"))
 slip(
-    2,
     "ranks-waiting",
     ("            dist.all_reduce(p.grad, group=mesh.data.group)\n", "            dist.all_reduce(p.grad)\n"),
 )
-variant(2, "ranks-waiting", STARTED, ("group=mesh.ends.group", "group=mesh.pipeline.group"))
+variant("ranks-waiting", STARTED, ("group=mesh.ends.group", "group=mesh.pipeline.group"))
 
-hint(2, "no-ends-here", "{what}: a stage in the middle of a pipeline is not one of its ends, and its `mesh.ends` "
-                        "is None.")
-slip(2, "no-ends-here", ("if p.tied and mesh.pipeline.size > 1:", "if mesh.ends.size > 1 and p.tied:"))
+hint(
+    "no-ends-here",
+    "{what}: a stage in the middle of a pipeline is not one of its ends, and its `mesh.ends` is None.",
+)
+slip("no-ends-here", ("if p.tied and mesh.pipeline.size > 1:", "if mesh.ends.size > 1 and p.tied:"))
 variant(
-    2,
     "no-ends-here",
     STARTED,
     ("if p.tied and mesh.ends.size > 1:", "if len(dist.get_process_group_ranks(mesh.ends.group)) > 1 and p.tied:"),
 )
 
 hint(
-    2,
     "blocks-whole",
     "A stage holds whole blocks ({what}). Cut each one over the tensor ranks: SlicedBlock(block, mesh.tensor).",
 )
-slip(2, "blocks-whole", ("SlicedBlock(model.blocks[k], mesh.tensor)", "model.blocks[k]"))
-variant(2, "blocks-whole", STARTED, ("layers.append(SlicedBlock(block, mesh.tensor))", "layers.append(block)"))
+slip("blocks-whole", ("SlicedBlock(model.blocks[k], mesh.tensor)", "model.blocks[k]"))
+variant("blocks-whole", STARTED, ("layers.append(SlicedBlock(block, mesh.tensor))", "layers.append(block)"))
 
-hint(2, "gradient-none", "A frozen parameter has `p.grad` None ({what}). Leave it out, in the same way on all ranks.")
-slip(2, "gradient-none", ("if p.grad is not None:", "if True:"))
+hint("gradient-none", "A frozen parameter has `p.grad` None ({what}). Leave it out, in the same way on all ranks.")
+slip("gradient-none", ("if p.grad is not None:", "if True:"))
 variant(
-    2,
     "gradient-none",
     ONE_MESSAGE,
     ("held = [p.grad for p in part.parameters() if p.grad is not None]", "held = [p.grad for p in part.parameters()]"),
 )
 
 hint(
-    2,
     "frozen-filled",
     "A frozen parameter had no gradient, but has one now: with weight decay an optimizer would move it. None must "
     "stay None.",
 )
 slip(
-    2,
     "frozen-filled",
     (
         "        if p.grad is not None:\n",
@@ -246,7 +224,6 @@ slip(
     ),
 )
 variant(
-    2,
     "frozen-filled",
     STARTED,
     (
@@ -256,74 +233,66 @@ variant(
 )
 
 hint(
-    2,
     "data-silent",
     "The gradients are only those of this data rank's rows. Each data rank saw different rows: add up over "
     "`mesh.data.group`.",
 )
 slip(
-    2,
     "data-silent",
     ("            dist.all_reduce(p.grad, group=mesh.data.group)\n", ""),
     ("            p.grad *= len(rows) / len(tokens)\n", ""),
 )
-slip(2, "data-silent", ("            dist.all_reduce(p.grad, group=mesh.data.group)\n", ""))
-variant(2, "data-silent", ONE_MESSAGE, ("        g.copy_(values.view_as(g))", "        g = values.view_as(g)"))
+slip("data-silent", ("            dist.all_reduce(p.grad, group=mesh.data.group)\n", ""))
+variant("data-silent", ONE_MESSAGE, ("        g.copy_(values.view_as(g))", "        g = values.view_as(g)"))
 
 hint(
-    2,
     "data-summed",
     "You added up the means of the data ranks: the result is too large by their number. Weight each mean by its "
     "rows over all rows.",
 )
-slip(2, "data-summed", ("            p.grad *= len(rows) / len(tokens)\n", ""))
-variant(2, "data-summed", STARTED, ("        p.grad.mul_(mine).div_(len(tokens))\n", ""))
+slip("data-summed", ("            p.grad *= len(rows) / len(tokens)\n", ""))
+variant("data-summed", STARTED, ("        p.grad.mul_(mine).div_(len(tokens))\n", ""))
 
 hint(
-    2,
     "shares-alike",
     "The gradients are right when the batch divides evenly, but wrong when it does not: shares of 5 and 4 rows "
     "count the same. Weight each mean by its rows over all rows.",
 )
-slip(2, "shares-alike", ("p.grad *= len(rows) / len(tokens)", "p.grad /= mesh.data.size"))
-variant(2, "shares-alike", ONE_MESSAGE, ("* (len(share) / len(tokens))", "/ mesh.data.size"))
+slip("shares-alike", ("p.grad *= len(rows) / len(tokens)", "p.grad /= mesh.data.size"))
+variant("shares-alike", ONE_MESSAGE, ("* (len(share) / len(tokens))", "/ mesh.data.size"))
 
 hint(
-    2,
     "tied-apart",
     "The first and the last stage each hold a copy of the tied words, and each copy has only the gradient of its "
     "own use. The weight's gradient is their sum, over `mesh.ends`; without it, the copies drift apart.",
 )
 slip(
-    2,
     "tied-apart",
     (
         "            if p.tied and mesh.pipeline.size > 1:\n                dist.all_reduce(p.grad, group=mesh.ends.group)\n",
         "",
     ),
 )
-variant(2, "tied-apart", STARTED, ("            dist.all_reduce(p.grad, group=mesh.ends.group)", "            pass"))
+variant("tied-apart", STARTED, ("            dist.all_reduce(p.grad, group=mesh.ends.group)", "            pass"))
 
 hint(
-    2, "tied-averaged", "The tied words' gradient is the *sum* of their two uses, but yours is about half of it: "
-                        "the weight is used twice, and each share counts once."
+    "tied-averaged",
+    "The tied words' gradient is the *sum* of their two uses, but yours is about half of it: "
+    "the weight is used twice, and each share counts once.",
 )
-slip(2, "tied-averaged", ("group=mesh.ends.group)", "group=mesh.ends.group)\n                p.grad /= 2"))
-variant(2, "tied-averaged", STARTED, ("group=mesh.ends.group)", "group=mesh.ends.group)\n            p.grad *= 0.5"))
+slip("tied-averaged", ("group=mesh.ends.group)", "group=mesh.ends.group)\n                p.grad /= 2"))
+variant("tied-averaged", STARTED, ("group=mesh.ends.group)", "group=mesh.ends.group)\n            p.grad *= 0.5"))
 
 hint(
-    2,
     "summed-over-tensor",
     "You added up the gradients over the tensor ranks. These ranks hold different parts, and what they hold in "
     "common already has the same gradient on all of them.",
 )
 slip(
-    2,
     "summed-over-tensor",
     ("            if p.tied", "            dist.all_reduce(p.grad, group=mesh.tensor.group)\n            if p.tied"),
 )
 slip(
-    2,
     "summed-over-tensor",
     (
         "            if p.tied",
@@ -331,19 +300,16 @@ slip(
     ),
 )
 variant(
-    2,
     "summed-over-tensor",
     ONE_MESSAGE,
     ("    for g, values", "    dist.all_reduce(message, group=mesh.tensor.group)\n    for g, values"),
 )
 
 hint(
-    2,
     "untied-summed",
     "This head is not tied: embedding and head are two weights, and their gradients stay separate. Check `p.tied`.",
 )
 slip(
-    2,
     "untied-summed",
     (
         "    for p in part.parameters():\n",
@@ -351,24 +317,19 @@ slip(
     ),
     ("if p.tied and", "if id(p) in words and"),
 )
-variant(
-    2, "untied-summed", STARTED, ("if p.tied and", "if any(p is getattr(layer, 'words', None) for layer in part) and")
-)
+variant("untied-summed", STARTED, ("if p.tied and", "if any(p is getattr(layer, 'words', None) for layer in part) and"))
 
 hint(
-    2,
     "weighted-late",
     "Each mean needs the weight of its *own* rows, before you add up over the data ranks. Here their sum is "
     "weighted by the rows of the rank that holds it.",
 )
 slip(
-    2,
     "weighted-late",
     ("            p.grad *= len(rows) / len(tokens)\n", ""),
     ("group=mesh.data.group)\n", "group=mesh.data.group)\n            p.grad *= len(rows) / len(tokens)\n"),
 )
 variant(
-    2,
     "weighted-late",
     ONE_MESSAGE,
     (" * (len(share) / len(tokens))", ""),
@@ -376,33 +337,29 @@ variant(
 )
 
 hint(
-    2,
     "divided-by-parts",
     "The gradients are too small by the number of micro-batches: `run_pipeline` has already averaged over them.",
 )
-slip(2, "divided-by-parts", ("len(rows) / len(tokens)", "len(rows) / len(tokens) / n_micro_batches"))
-variant(2, "divided-by-parts", STARTED, ("div_(len(tokens))", "div_(len(tokens) * n_micro_batches)"))
+slip("divided-by-parts", ("len(rows) / len(tokens)", "len(rows) / len(tokens) / n_micro_batches"))
+variant("divided-by-parts", STARTED, ("div_(len(tokens))", "div_(len(tokens) * n_micro_batches)"))
 
-hint(2, "wrong-gradient", "The gradients differ from those of one process with the whole batch.")
-slip(2, "wrong-gradient", ("p.grad *= len(rows) / len(tokens)", "p.grad *= len(rows)"))
-slip(2, "wrong-gradient", ("if p.tied and", "if p.tied and mesh.tensor.rank == 0 and"))
-slip(2, "wrong-gradient", ("if p.tied and", "if p.tied and mesh.tensor.size == 1 and"))
-slip(2, "wrong-gradient", ("len(rows) / len(tokens)", "len(rows) / len(tokens) ** 2"))
-variant(2, "wrong-gradient", STARTED, ("div_(len(tokens))", "div_(len(tokens) ** 2)"))
+hint("wrong-gradient", "The gradients differ from those of one process with the whole batch.")
+slip("wrong-gradient", ("p.grad *= len(rows) / len(tokens)", "p.grad *= len(rows)"))
+slip("wrong-gradient", ("if p.tied and", "if p.tied and mesh.tensor.rank == 0 and"))
+slip("wrong-gradient", ("if p.tied and", "if p.tied and mesh.tensor.size == 1 and"))
+slip("wrong-gradient", ("len(rows) / len(tokens)", "len(rows) / len(tokens) ** 2"))
+variant("wrong-gradient", STARTED, ("div_(len(tokens))", "div_(len(tokens) ** 2)"))
 
 hint(
-    2,
     "strided-rows",
     "This is the loss of different rows. Data rank 0 takes the first rows of the batch, in one piece, and so on: "
     "use `tokens.tensor_split`.",
 )
 slip(
-    2,
     "strided-rows",
     ("tokens.tensor_split(mesh.data.size)[mesh.data.rank]", "tokens[mesh.data.rank :: mesh.data.size]"),
 )
 variant(
-    2,
     "strided-rows",
     ONE_MESSAGE,
     (
@@ -412,11 +369,21 @@ variant(
 )
 
 hint(
-    2,
     "wrong-step-loss",
     "Return what `run_pipeline` returns: the mean loss of this pipeline's rows on its last stage, None elsewhere. "
     "The sum over the grid comes next.",
 )
-slip(2, "wrong-step-loss", ("return loss", "return None if loss is None else loss * len(rows) / len(tokens)"))
-slip(2, "wrong-step-loss", ("return loss", "return 0.0 if loss is None else loss"))
-variant(2, "wrong-step-loss", ONE_MESSAGE, ("return loss", "return None if loss is None else loss * mesh.data.size"))
+slip("wrong-step-loss", ("return loss", "return None if loss is None else loss * len(rows) / len(tokens)"))
+slip("wrong-step-loss", ("return loss", "return 0.0 if loss is None else loss"))
+variant("wrong-step-loss", ONE_MESSAGE, ("return loss", "return None if loss is None else loss * mesh.data.size"))
+
+bank.edge(
+    "frozen-filled",
+    "one-for-two",
+    "shares-alike",
+    "tied-apart",
+    "tied-averaged",
+    "tied-twice",
+    "untied-summed",
+    "weighted-late",
+)

@@ -2,7 +2,7 @@
 
 from tests.answers.bank import Bank
 
-bank = Bank("19_hybrid_parallelism", whole=True)
+bank = Bank("19_hybrid_parallelism", 5, whole=True)
 
 BY_LAYERS = """
 def stage_time(model, layout, cluster):
@@ -53,7 +53,7 @@ def step_time(model, layout, cluster):
     found["data"] = data_time(stage_parameters(model, layout, 0)[0], layout, cluster, compute * 2 / 3)
     return found
 """
-bank.text(5, None, BY_LAYERS)
+bank.text(None, BY_LAYERS)
 
 BY_HAND = """
 def ring(size, n, link):
@@ -100,296 +100,279 @@ def step_time(model, layout, cluster):
     parts["data"] = data_time(n, layout, cluster, 2 * compute / 3)
     return parts
 """
-bank.text(5, None, BY_HAND)
-bank.text(5, None, "import numpy as np\n" + BY_HAND.replace("return layers * own, layers * sum(sums)", "return layers * np.array([own, sum(sums)])"))  # fmt: skip
+bank.text(None, BY_HAND)
+bank.text(None, "import numpy as np\n" + BY_HAND.replace("return layers * own, layers * sum(sums)", "return layers * np.array([own, sum(sums)])"))  # fmt: skip
 
-bank.slip(5, "nothing-returned", ("    return max(0.0, seconds - beside) if layout.overlap else seconds\n", "    seconds -= beside\n"))  # fmt: skip
+bank.slip("nothing-returned", ("    return max(0.0, seconds - beside) if layout.overlap else seconds\n", "    seconds -= beside\n"))  # fmt: skip
 
 bank.hint(
-    5,
     "planner-called",
     "The planner already has this in `{name}`. Here you write it yourself; you may use the planner's collectives.",
 )
-bank.text(5, "planner-called", BY_LAYERS.replace("    m, p, t = layout.micro", "    planner.step_time(model, layout, cluster)\n    m, p, t = layout.micro"))  # fmt: skip
-bank.slip(5, "planner-called", ("(24 * b * s * h**2 + 4 * b * s**2 * h)", "planner.layer_flops(s, b, h)"))
-bank.slip(5, "planner-called", ("(24 * b * s * h**2 + 4 * b * s**2 * h)", "model.flops(b) / model.layers / 3"))
-bank.variant(5, "planner-called", BY_HAND, ("    near = math.gcd", "    planner.tensor_parallel_layer()\n    near = math.gcd"))  # fmt: skip
+bank.text("planner-called", BY_LAYERS.replace("    m, p, t = layout.micro", "    planner.step_time(model, layout, cluster)\n    m, p, t = layout.micro"))  # fmt: skip
+bank.slip("planner-called", ("(24 * b * s * h**2 + 4 * b * s**2 * h)", "model.flops(b) / model.layers / 3.0"))
+bank.slip("planner-called", ("(24 * b * s * h**2 + 4 * b * s**2 * h)", "model.flops(b) / model.layers / 3"))
+bank.variant("planner-called", BY_HAND, ("    near = math.gcd", "    planner.layer_time(None, layout, cluster)\n    near = math.gcd"))  # fmt: skip
 
 bank.hint(
-    5,
     "stage-time-form",
     "`stage_time` must return two numbers of seconds: computing, and waiting for tensor ranks. You returned {got}.",
 )
-bank.slip(5, "stage-time-form", ("cluster.card.bandwidth), layers * (", "cluster.card.bandwidth) + layers * ("))
-bank.variant(
-    5, "stage-time-form", BY_LAYERS, ("return [compute *", "return waits + sum([compute *"), (", waits]", "])")
-)
+bank.slip("stage-time-form", ("cluster.card.bandwidth), layers * (", "cluster.card.bandwidth) + layers * ("))
+bank.variant("stage-time-form", BY_LAYERS, ("return [compute *", "return waits + sum([compute *"), (", waits]", "])"))
 
-bank.hint(5, "data-time-form", "`data_time` must return one number of seconds. You returned {got}.")
-bank.slip(5, "data-time-form", ("if layout.overlap else seconds\n", "if layout.overlap else (seconds, sizes)\n"))
-bank.variant(5, "data-time-form", BY_LAYERS, ("    return left", "    return [left]"))
+bank.hint("data-time-form", "`data_time` must return one number of seconds. You returned {got}.")
+bank.slip("data-time-form", ("if layout.overlap else seconds\n", "if layout.overlap else (seconds, sizes)\n"))
+bank.variant("data-time-form", BY_LAYERS, ("    return left", "    return [left]"))
 
 bank.hint(
-    5, "step-form", 'Return a dict with "compute", "tensor", "bubble", "pipeline" and "data", all five. You '
-                    "returned {got}."
+    "step-form",
+    'Return a dict with "compute", "tensor", "bubble", "pipeline" and "data", all five. You returned {got}.',
 )
-bank.slip(5, "step-form", ("    return found\n", "    return sum(found.values())\n"))  # fmt: skip
-bank.variant(5, "step-form", BY_LAYERS, ("    return found", "    return sum(found.values())"))
-
-bank.hint(5, "wrong-stage", "{where}: you get {got}, but {expected} are expected. Each layer computes its "
-                            "products, then moves its bytes; its all-reduces take their `total`, minus what is "
-                            "`hidden`.")
-bank.slip(5, "wrong-stage", ("24 * b * s", "12 * b * s"))
-bank.slip(5, "wrong-stage", ("24 * b * s * h**2", "24 * b * s * h"))
-bank.variant(5, "wrong-stage", BY_LAYERS, ("product(h, 12 * h)", "product(h, 24 * h)"))
+bank.slip("step-form", ("    return found\n", "    return sum(found.values())\n"))  # fmt: skip
+bank.variant("step-form", BY_LAYERS, ("    return found", "    return sum(found.values())"))
 
 bank.hint(
-    5,
+    "wrong-stage",
+    "{where}: you get {got}, but {expected} are expected. Each layer computes its "
+    "products, then moves its bytes; its all-reduces take their `total`, minus what is "
+    "`hidden`.",
+)
+bank.slip("wrong-stage", ("24 * b * s", "12 * b * s"))
+bank.slip("wrong-stage", ("24 * b * s * h**2", "24 * b * s * h"))
+bank.variant("wrong-stage", BY_LAYERS, ("product(h, 12 * h)", "product(h, 24 * h)"))
+
+bank.hint(
     "backward-once",
     "A backward has twice the operations of a forward, since it computes two gradients: together three times a "
     "forward.",
 )
-bank.slip(5, "backward-once", ("(4 if full else 3)", "(3 if full else 2)"))
-bank.variant(5, "backward-once", BY_HAND, ("flops = passes", "flops = (passes - 1)"))
+bank.slip("backward-once", ("(4 if full else 3)", "(3 if full else 2)"))
+bank.variant("backward-once", BY_HAND, ("flops = passes", "flops = (passes - 1)"))
 
-bank.hint(5, "peak-alone", "No product reaches the card's peak, only the share `cluster.products` of it.")
-bank.slip(5, "peak-alone", ("cluster.products * cluster.peak\n", "cluster.peak\n"))
+bank.hint("peak-alone", "No product reaches the card's peak, only the share `cluster.products` of it.")
+bank.slip("peak-alone", ("cluster.products * cluster.peak\n", "cluster.peak\n"))
 bank.variant(
-    5,
     "peak-alone",
     BY_HAND,
     ("flops / layout.tensor / (cluster.products * cluster.peak)", "flops / layout.tensor / cluster.peak"),
 )
 
-bank.hint(5, "one-layer", "These are the seconds of one layer: a stage has `layers / pipeline` of them.")
-bank.slip(5, "one-layer", ("layers = model.layers // layout.pipeline", "layers = 1"))
-bank.variant(5, "one-layer", BY_HAND, ("layers = model.layers // layout.pipeline", "layers = 1"))
+bank.hint("one-layer", "These are the seconds of one layer: a stage has `layers / pipeline` of them.")
+bank.slip("one-layer", ("layers = model.layers // layout.pipeline", "layers = 1"))
+bank.variant("one-layer", BY_HAND, ("layers = model.layers // layout.pipeline", "layers = 1"))
 
-bank.hint(
-    5, "micro-batch-size", "Time one micro-batch, of `layout.micro_batch` sequences: neither one sequence nor all "
+bank.hint("micro-batch-size", "Time one micro-batch, of `layout.micro_batch` sequences: neither one sequence nor all "
                            "of a step."
 )  # fmt: skip
-bank.slip(5, "micro-batch-size", ("model.sequence, layout.micro_batch, model.width, layout.tensor\n    full", "model.sequence, 1, model.width, layout.tensor\n    full"))  # fmt: skip
-bank.slip(5, "micro-batch-size", ("model.sequence, layout.micro_batch, model.width, layout.tensor\n    full", "model.sequence, layout.micro_batch * layout.micro_batches, model.width, layout.tensor\n    full"))  # fmt: skip
-bank.variant(5, "micro-batch-size", BY_HAND, ("b, s, h = layout.micro_batch,", "b, s, h = 1,"))
+bank.slip("micro-batch-size", ("model.sequence, layout.micro_batch, model.width, layout.tensor\n    full", "model.sequence, 1, model.width, layout.tensor\n    full"))  # fmt: skip
+bank.slip("micro-batch-size", ("model.sequence, layout.micro_batch, model.width, layout.tensor\n    full", "model.sequence, layout.micro_batch * layout.micro_batches, model.width, layout.tensor\n    full"))  # fmt: skip
+bank.variant("micro-batch-size", BY_HAND, ("b, s, h = layout.micro_batch,", "b, s, h = 1,"))
 
-bank.hint(5, "stage-swapped", "The two numbers are swapped: first computing, then the sums over tensor ranks.")
-bank.slip(5, "stage-swapped", ("return layers * (products + moved / cluster.card.bandwidth), layers * ((6 if full else 4) * total - hidden)", "return layers * ((6 if full else 4) * total - hidden), layers * (products + moved / cluster.card.bandwidth)"))  # fmt: skip
+bank.hint("stage-swapped", "The two numbers are swapped: first computing, then the sums over tensor ranks.")
+bank.slip("stage-swapped", ("return layers * (products + moved / cluster.card.bandwidth), layers * ((6 if full else 4) * total - hidden)", "return layers * ((6 if full else 4) * total - hidden), layers * (products + moved / cluster.card.bandwidth)"))  # fmt: skip
 bank.variant(
-    5, "stage-swapped", BY_HAND, ("return layers * own, layers * sum(sums)", "return layers * sum(sums), layers * own")
+    "stage-swapped", BY_HAND, ("return layers * own, layers * sum(sums)", "return layers * sum(sums), layers * own")
 )
 
-bank.hint(5, "all-layers", "You counted all layers of the model. A stage has only its share of them.")
-bank.slip(5, "all-layers", ("layers = model.layers // layout.pipeline", "layers = model.layers"))
-bank.variant(5, "all-layers", BY_HAND, ("layers = model.layers // layout.pipeline", "layers = model.layers"))
+bank.hint("all-layers", "You counted all layers of the model. A stage has only its share of them.")
+bank.slip("all-layers", ("layers = model.layers // layout.pipeline", "layers = model.layers"))
+bank.variant("all-layers", BY_HAND, ("layers = model.layers // layout.pipeline", "layers = model.layers"))
 
-bank.hint(
-    5, "traffic-forgotten",
+bank.hint("traffic-forgotten",
     "Norms, dropouts and the like take time too: their bytes go `cluster.traffic` times through the card's memory.",
 )  # fmt: skip
-bank.slip(5, "traffic-forgotten", ("(products + moved / cluster.card.bandwidth)", "products"))
-bank.slip(5, "traffic-forgotten", ("cluster.traffic * planner", "planner"))
-bank.variant(5, "traffic-forgotten", BY_LAYERS, ("+ bytes_moved / 3 / cluster.card.bandwidth", ""))
+bank.slip("traffic-forgotten", ("(products + moved / cluster.card.bandwidth)", "products"))
+bank.slip("traffic-forgotten", ("cluster.traffic * planner", "planner"))
+bank.variant("traffic-forgotten", BY_LAYERS, ("+ bytes_moved / 3 / cluster.card.bandwidth", ""))
 
-bank.hint(
-    5, "larger-one",
+bank.hint("larger-one",
     "You took the larger of products and bytes. A layer does one after the other: norms wait for products and "
     "products for norms, so the seconds add up.",
 )  # fmt: skip
-bank.slip(5, "larger-one", ("(products + moved / cluster.card.bandwidth)", "max(products, moved / cluster.card.bandwidth)"))
-bank.variant(5, "larger-one", BY_HAND, ("own = flops / layout.tensor / (cluster.products * cluster.peak) + held / cluster.card.bandwidth", "own = max(flops / layout.tensor / (cluster.products * cluster.peak), held / cluster.card.bandwidth)"))
+bank.slip(
+    "larger-one", ("(products + moved / cluster.card.bandwidth)", "max(products, moved / cluster.card.bandwidth)")
+)
+bank.variant(
+    "larger-one",
+    BY_HAND,
+    (
+        "own = flops / layout.tensor / (cluster.products * cluster.peak) + held / cluster.card.bandwidth",
+        "own = max(flops / layout.tensor / (cluster.products * cluster.peak), held / cluster.card.bandwidth)",
+    ),
+)
 
 bank.hint(
-    5,
     "tensor-undivided",
     "Each of the t ranks computes 1 / t of the products. The planner's bytes of a layer already are those of one rank.",
 )
-bank.slip(5, "tensor-undivided", ("4 * b * s**2 * h) / t / speed", "4 * b * s**2 * h) / speed"))
-bank.slip(5, "tensor-undivided", ("cluster.traffic * planner", "cluster.traffic / t * planner"))
-bank.variant(5, "tensor-undivided", BY_HAND, ("flops / layout.tensor /", "flops /"))
+bank.slip("tensor-undivided", ("4 * b * s**2 * h) / t / speed", "4 * b * s**2 * h) / speed"))
+bank.slip("tensor-undivided", ("cluster.traffic * planner", "cluster.traffic / t * planner"))
+bank.variant("tensor-undivided", BY_HAND, ("flops / layout.tensor /", "flops /"))
 
-bank.hint(
-    5, "sums-miscounted",
+bank.hint("sums-miscounted",
     "A layer has two all-reduces in forward and two in backward, each of 2·b·s·h bytes, which every rank has "
     "whole; a recomputed forward has two more. They take `cluster.inside(t)`.",
 )  # fmt: skip
-bank.slip(5, "sums-miscounted", ("(6 if full else 4) * total", "(3 if full else 2) * total"))
-bank.slip(5, "sums-miscounted", ("(6 if full else 4) * total", "4 * total"))
-bank.slip(5, "sums-miscounted", ("planner.all_reduce(2 * b * s * h, t", "planner.all_reduce(2 * b * s * h / t, t"))
-bank.slip(5, "sums-miscounted", ("planner.all_reduce(2 * b * s * h, t", "planner.all_reduce(b * s * h, t"))
-bank.variant(5, "sums-miscounted", BY_HAND, ("[one] * (2 * (passes - 1))", "[one] * (passes - 1)"))
+bank.slip("sums-miscounted", ("(6 if full else 4) * total", "(3 if full else 2) * total"))
+bank.slip("sums-miscounted", ("(6 if full else 4) * total", "4 * total"))
+bank.slip("sums-miscounted", ("planner.all_reduce(2 * b * s * h, t", "planner.all_reduce(2 * b * s * h / t, t"))
+bank.slip("sums-miscounted", ("planner.all_reduce(2 * b * s * h, t", "planner.all_reduce(b * s * h, t"))
+bank.variant("sums-miscounted", BY_HAND, ("[one] * (2 * (passes - 1))", "[one] * (passes - 1)"))
 
 bank.hint(
-    5,
     "again-not-computed",
     'With recomputation "full" each layer computes its forward twice: products, memory traffic (4/3 of `layer_bytes(…, again=True)`) and sums.',
 )
-bank.slip(5, "again-not-computed", ("(4 if full else 3)", "3"))
-bank.slip(5, "again-not-computed", ("(4 / 3 if full else 1)", "1"))
+bank.slip("again-not-computed", ("(4 if full else 3)", "3"))
+bank.slip("again-not-computed", ("(4 / 3 if full else 1)", "1"))
 bank.slip(
-    5, "again-not-computed", ("(4 if full else 3)", "3"), ("(4 / 3 if full else 1)", "1"), ("(6 if full else 4)", "4")
+    "again-not-computed", ("(4 if full else 3)", "3"), ("(4 / 3 if full else 1)", "1"), ("(6 if full else 4)", "4")
 )
-bank.variant(5, "again-not-computed", BY_HAND, ('{"none": 3, "full": 4}', '{"none": 3, "full": 3}'))
+bank.variant("again-not-computed", BY_HAND, ('{"none": 3, "full": 4}', '{"none": 3, "full": 3}'))
 
-bank.hint(
-    5, "hidden-wrong",
+bank.hint("hidden-wrong",
     "With overlap, only the two sums of backward are hidden, in every layer: each by the product beside it (3 h · "
     "h and 4 h · h, at the speed of all products), and never by more time than the sum itself takes.",
 )  # fmt: skip
-bank.slip(5, "hidden-wrong", ("if layout.overlap else 0\n", "\n"))
-bank.slip(5, "hidden-wrong", ("sum(min(total, 2 * b * s * n * h * h / t / speed) for n in (3, 4))", "2 * total"))
-bank.slip(5, "hidden-wrong", ("min(total, 2 * b * s * n * h * h / t / speed)", "2 * b * s * n * h * h / t / speed"))
-bank.slip(5, "hidden-wrong", ("if layout.overlap else 0\n", "* 0\n"))
-bank.slip(5, "hidden-wrong", ("sum(min(total, 2 * b * s * n * h * h / t / speed) for n in (3, 4))", "min(2 * total, 14 * b * s * h * h / t / speed)"))  # fmt: skip
-bank.variant(5, "hidden-wrong", BY_HAND, ("sums[k] -= min(one, n * size * h / layout.tensor / (cluster.products * cluster.peak))", "sums[k] = 0"))  # fmt: skip
-bank.variant(5, "hidden-wrong", BY_LAYERS, ("max(0.0, one - product(h, width)) if layout.overlap else one", "one"))
+bank.slip("hidden-wrong", ("if layout.overlap else 0\n", "\n"))
+bank.slip("hidden-wrong", ("sum(min(total, 2 * b * s * n * h * h / t / speed) for n in (3, 4))", "2 * total"))
+bank.slip("hidden-wrong", ("min(total, 2 * b * s * n * h * h / t / speed)", "2 * b * s * n * h * h / t / speed"))
+bank.slip("hidden-wrong", ("if layout.overlap else 0\n", "* 0\n"))
+bank.slip("hidden-wrong", ("sum(min(total, 2 * b * s * n * h * h / t / speed) for n in (3, 4))", "min(2 * total, 14 * b * s * h * h / t / speed)"))  # fmt: skip
+bank.variant("hidden-wrong", BY_HAND, ("sums[k] -= min(one, n * size * h / layout.tensor / (cluster.products * cluster.peak))", "sums[k] = 0"))  # fmt: skip
+bank.variant("hidden-wrong", BY_LAYERS, ("max(0.0, one - product(h, width)) if layout.overlap else one", "one"))
 
 bank.hint(
-    5,
     "wrong-data",
     "{where}: you get {got}, but {expected} are expected. `n` already counts only one rank's gradients, and each "
     "of them is sent once a step.",
 )
-bank.slip(5, "wrong-data", ("sizes = 4 * n,", "sizes = 24 * n,"))
-bank.variant(5, "wrong-data", BY_HAND, ("(6 if layout.zero > 0 else 8)", "(26 if layout.zero > 0 else 28)"))
+bank.slip("wrong-data", ("sizes = 4 * n,", "sizes = 24 * n,"))
+bank.variant("wrong-data", BY_HAND, ("(6 if layout.zero > 0 else 8)", "(26 if layout.zero > 0 else 28)"))
 
-bank.hint(
-    5, "node-unused",
+bank.hint("node-unused",
     "Ranks of one node reduce over `cluster.inside` first, and only what is left goes over `cluster.between`: pass "
     "(size, nodes, ranks in a node, inside, between).",
 )  # fmt: skip
-bank.slip(5, "node-unused", ("near = math.gcd(layout.data, cluster.node // layout.tensor)", "near = 1"))
-bank.variant(5, "node-unused", BY_HAND, ("near = math.gcd(cluster.node // layout.tensor, layout.data)", "near = 1"))
+bank.slip("node-unused", ("near = math.gcd(layout.data, cluster.node // layout.tensor)", "near = 1"))
+bank.variant("node-unused", BY_HAND, ("near = math.gcd(cluster.node // layout.tensor, layout.data)", "near = 1"))
 
 bank.hint(
-    5,
     "way-back",
     "Reducing is only half of the work: then the gradients (ZeRO 0: 4 bytes each) or the parameters (ZeRO 1: 2 "
     "bytes) are gathered.",
 )
-bank.slip(5, "way-back", ("sizes = 4 * n, (2 if layout.zero else 4) * n", "sizes = 4 * n, 4 * n"))
-bank.slip(5, "way-back", ("sizes = 4 * n, (2 if layout.zero else 4) * n", "sizes = (4 * n,)"))
-bank.slip(5, "way-back", ("sizes = 4 * n, (2 if layout.zero else 4) * n", "sizes = 2 * n, 2 * n"))
-bank.slip(5, "way-back", ("sizes = 4 * n, (2 if layout.zero else 4) * n", "sizes = 4 * n, 2 * n"))
-bank.variant(5, "way-back", BY_LAYERS, ("back = way(2 * n) if layout.zero else way(4 * n)", "back = way(4 * n)"))
-bank.variant(5, "way-back", BY_HAND, ("(6 if layout.zero > 0 else 8)", "4"))
+bank.slip("way-back", ("sizes = 4 * n, (2 if layout.zero else 4) * n", "sizes = 4 * n, 4 * n"))
+bank.slip("way-back", ("sizes = 4 * n, (2 if layout.zero else 4) * n", "sizes = (4 * n,)"))
+bank.slip("way-back", ("sizes = 4 * n, (2 if layout.zero else 4) * n", "sizes = 2 * n, 2 * n"))
+bank.slip("way-back", ("sizes = 4 * n, (2 if layout.zero else 4) * n", "sizes = 4 * n, 2 * n"))
+bank.variant("way-back", BY_LAYERS, ("back = way(2 * n) if layout.zero else way(4 * n)", "back = way(4 * n)"))
+bank.variant("way-back", BY_HAND, ("(6 if layout.zero > 0 else 8)", "4"))
 
-bank.hint(
-    5, "node-crowded",
+bank.hint("node-crowded",
     "A node holds at most `node // tensor` ranks of a data group: the other tensor ranks sit between them.",
 )  # fmt: skip
-bank.slip(5, "node-crowded", ("cluster.node // layout.tensor", "cluster.node"))
-bank.variant(5, "node-crowded", BY_HAND, ("math.gcd(cluster.node // layout.tensor, layout.data)", "math.gcd(cluster.node, layout.data)"))  # fmt: skip
+bank.slip("node-crowded", ("cluster.node // layout.tensor", "cluster.node"))
+bank.variant("node-crowded", BY_HAND, ("math.gcd(cluster.node // layout.tensor, layout.data)", "math.gcd(cluster.node, layout.data)"))  # fmt: skip
 
-bank.hint(
-    5, "node-uneven",
+bank.hint("node-uneven",
     "Each node has equally many ranks of a data group: 6 ranks in nodes with room for 4 are 2 in each of three "
     "nodes, not 4 and 2.",
 )  # fmt: skip
-bank.slip(5, "node-uneven", ("math.gcd(layout.data, cluster.node // layout.tensor)", "min(layout.data, cluster.node // layout.tensor)"))  # fmt: skip
-bank.variant(5, "node-uneven", BY_HAND, ("math.gcd(cluster.node // layout.tensor, layout.data)", "min(cluster.node // layout.tensor, layout.data)"))  # fmt: skip
+bank.slip("node-uneven", ("math.gcd(layout.data, cluster.node // layout.tensor)", "min(layout.data, cluster.node // layout.tensor)"))  # fmt: skip
+bank.variant("node-uneven", BY_HAND, ("math.gcd(cluster.node // layout.tensor, layout.data)", "min(cluster.node // layout.tensor, layout.data)"))  # fmt: skip
 
-bank.hint(
-    5, "data-hiding",
+bank.hint("data-hiding",
     "With overlap, `beside` seconds of the communication are hidden, but no more than it takes: what is left is "
     "never below 0. Without overlap nothing is hidden.",
 )  # fmt: skip
-bank.slip(5, "data-hiding", ("max(0.0, seconds - beside) if layout.overlap else seconds", "seconds"))
-bank.slip(5, "data-hiding", ("max(0.0, seconds - beside)", "seconds - beside"))
-bank.slip(5, "data-hiding", ("max(0.0, seconds - beside)", "0.0"))
-bank.slip(5, "data-hiding", (" if layout.overlap else seconds\n", "\n"))
-bank.variant(5, "data-hiding", BY_LAYERS, ("left - beside if left > beside else 0.0", "left - beside"))
-bank.variant(5, "data-hiding", BY_HAND, ("return max(total - beside * layout.overlap, 0.0)", "return total"))
+bank.slip("data-hiding", ("max(0.0, seconds - beside) if layout.overlap else seconds", "seconds"))
+bank.slip("data-hiding", ("max(0.0, seconds - beside)", "seconds - beside"))
+bank.slip("data-hiding", ("max(0.0, seconds - beside)", "0.0"))
+bank.slip("data-hiding", (" if layout.overlap else seconds\n", "\n"))
+bank.variant("data-hiding", BY_LAYERS, ("left - beside if left > beside else 0.0", "left - beside"))
+bank.variant("data-hiding", BY_HAND, ("return max(total - beside * layout.overlap, 0.0)", "return total"))
 
-bank.hint(5, "wrong-step", "{where}: you get {got}, but {expected} are expected. Which of the five parts come once "
-                           "for each of the m micro-batches, and which come once a step?")
+bank.hint(
+    "wrong-step",
+    "{where}: you get {got}, but {expected} are expected. Which of the five parts come once "
+    "for each of the m micro-batches, and which come once a step?",
+)
 bank.slip(
-    5,
     "wrong-step",
     ("waited * message}", "waited * message / 3}"),
     ("    return found\n", '    found["data"] /= 3\n    return found\n'),
 )
 bank.variant(
-    5,
     "wrong-step",
     BY_LAYERS,
     ("    return found", '    found["data"] /= 4\n    found["bubble"] /= 3\n    return found'),
 )
 
 bank.hint(
-    5,
     "head-once",
     "Every micro-batch goes through the head: count its operations m times, divided among the t ranks, at the "
     "speed of the layers.",
 )
-bank.slip(5, "head-once", ("m * (compute + head)", "m * compute + head"))
-bank.slip(5, "head-once", ("m * (compute + head)", "m * compute"))
-bank.slip(5, "head-once", ("head = 6 *", "head = 2 *"))
-bank.slip(5, "head-once", ("model.vocabulary / t /", "model.vocabulary /"))
-bank.variant(5, "head-once", BY_LAYERS, ('found["compute"] += m * 6', 'found["compute"] += 6'))
+bank.slip("head-once", ("m * (compute + head)", "m * compute + head"))
+bank.slip("head-once", ("m * (compute + head)", "m * compute"))
+bank.slip("head-once", ("head = 6 *", "head = 2 *"))
+bank.slip("head-once", ("model.vocabulary / t /", "model.vocabulary /"))
+bank.variant("head-once", BY_LAYERS, ('found["compute"] += m * 6', 'found["compute"] += 6'))
 
-bank.hint(5, "tensor-once", "Each of the m micro-batches waits for its own sums: multiply the stage's second "
-                            "number by m.")
-bank.slip(5, "tensor-once", ('"tensor": m * tensor', '"tensor": tensor'))
-bank.variant(5, "tensor-once", BY_HAND, ('parts["tensor"] += tensor', 'parts["tensor"] = tensor'))
+bank.hint("tensor-once", "Each of the m micro-batches waits for its own sums: multiply the stage's second number by m.")
+bank.slip("tensor-once", ('"tensor": m * tensor', '"tensor": tensor'))
+bank.variant("tensor-once", BY_HAND, ('parts["tensor"] += tensor', 'parts["tensor"] = tensor'))
 
-bank.hint(
-    5, "data-given",
+bank.hint("data-given",
     "You call `data_time` with wrong arguments. Pass the first number of `stage_parameters` for the first stage, "
     "and 2/3 of the first number of `stage_time`. Its result is the whole entry, once a step.",
 )  # fmt: skip
-bank.slip(5, "data-given", ("n = stage_parameters(model, layout, 0)[0]", "n = stage_parameters(model, layout, 0)[1]"))
-bank.slip(
-    5, "data-given", ("n = stage_parameters(model, layout, 0)[0]", "n = stage_parameters(model, layout, p - 1)[0]")
-)
-bank.variant(5, "data-given", BY_LAYERS, ("stage_parameters(model, layout, 0)[0]", "model.n_parameters"))
+bank.slip("data-given", ("n = stage_parameters(model, layout, 0)[0]", "n = stage_parameters(model, layout, 0)[1]"))
+bank.slip("data-given", ("n = stage_parameters(model, layout, 0)[0]", "n = stage_parameters(model, layout, p - 1)[0]"))
+bank.variant("data-given", BY_LAYERS, ("stage_parameters(model, layout, 0)[0]", "model.n_parameters"))
 
 bank.hint(
-    5,
     "bubble-wrong",
     "A stage waits for (p − 1) / v times the time that a micro-batch takes on it, with its sums, without the head: "
     "the number of micro-batches does not matter.",
 )
-bank.slip(5, "bubble-wrong", ("(p - 1) / v * (compute + tensor)", "(p - 1) * (compute + tensor)"))
-bank.slip(5, "bubble-wrong", ("(p - 1) / v * (compute + tensor)", "(p - 1) / v * compute"))
-bank.slip(5, "bubble-wrong", ("(p - 1) / v * (compute + tensor)", "(p - 1) / v * m * (compute + tensor)"))
-bank.slip(5, "bubble-wrong", ("(p - 1) / v * (compute + tensor)", "p / v * (compute + tensor)"))
-bank.variant(5, "bubble-wrong", BY_HAND, ("* (compute + tensor) / layout.chunks", "* (compute + tensor)"))
+bank.slip("bubble-wrong", ("(p - 1) / v * (compute + tensor)", "(p - 1) * (compute + tensor)"))
+bank.slip("bubble-wrong", ("(p - 1) / v * (compute + tensor)", "(p - 1) / v * compute"))
+bank.slip("bubble-wrong", ("(p - 1) / v * (compute + tensor)", "(p - 1) / v * m * (compute + tensor)"))
+bank.slip("bubble-wrong", ("(p - 1) / v * (compute + tensor)", "p / v * (compute + tensor)"))
+bank.variant("bubble-wrong", BY_HAND, ("* (compute + tensor) / layout.chunks", "* (compute + tensor)"))
 
-bank.hint(
-    5, "messages-wrong",
+bank.hint("messages-wrong",
     "Filling and emptying the pipeline waits for 2 (p − 1) messages; without overlap each micro-batch and chunk "
     "waits for 2 more. A single stage sends none. A message takes its latency, and the time for 2·b·s·h / t bytes.",
 )  # fmt: skip
-bank.slip(5, "messages-wrong", ("0 if p == 1 else 2 * (p - 1) + (0 if layout.overlap else 2 * m * v)", "2 * (p - 1)"))
-bank.slip(5, "messages-wrong", ("0 if p == 1 else ", ""))
-bank.slip(5, "messages-wrong", ("(0 if layout.overlap else 2 * m * v)", "2 * m * v"))
-bank.slip(5, "messages-wrong", ("2 * tokens * model.width / t / link", "2 * tokens * model.width / link"))
+bank.slip("messages-wrong", ("0 if p == 1 else 2 * (p - 1) + (0 if layout.overlap else 2 * m * v)", "2 * (p - 1)"))
+bank.slip("messages-wrong", ("0 if p == 1 else ", ""))
+bank.slip("messages-wrong", ("(0 if layout.overlap else 2 * m * v)", "2 * m * v"))
+bank.slip("messages-wrong", ("2 * tokens * model.width / t / link", "2 * tokens * model.width / link"))
 for count in ("2 * (p - 1) + (0 if layout.overlap else m * v)", "2 * (p - 1) + (0 if layout.overlap else 2 * m)", "2 * (p - 1) if layout.overlap else 2 * m * v", "p - 1 + (0 if layout.overlap else 2 * m * v)", "2 * p + (0 if layout.overlap else 2 * m * v)"):  # fmt: skip
-    bank.slip(5, "messages-wrong", ("2 * (p - 1) + (0 if layout.overlap else 2 * m * v)", count))
-bank.slip(5, "messages-wrong", ("message = link.latency + 2", "message = 2"))
-bank.variant(5, "messages-wrong", BY_HAND, ("if messages and not layout.overlap:", "if messages:"))
+    bank.slip("messages-wrong", ("2 * (p - 1) + (0 if layout.overlap else 2 * m * v)", count))
+bank.slip("messages-wrong", ("message = link.latency + 2", "message = 2"))
+bank.variant("messages-wrong", BY_HAND, ("if messages and not layout.overlap:", "if messages:"))
 
 bank.hint(
-    5,
     "wrong-link",
     "Stages are far apart: as soon as a layout has more ranks than a node, their messages go over `cluster.between`.",
 )
-bank.slip(5, "wrong-link", ("if layout.ranks <= cluster.node else cluster.between", ""))
-bank.slip(5, "wrong-link", ("layout.ranks <= cluster.node", "t * p <= cluster.node"))
-bank.slip(5, "wrong-link", ("layout.ranks <= cluster.node", "layout.ranks < cluster.node"))
-bank.slip(
-    5, "wrong-link", ("cluster.inside(2) if layout.ranks <= cluster.node else cluster.between", "cluster.between")
-)
-bank.variant(5, "wrong-link", BY_LAYERS, ("cluster.between if layout.ranks > cluster.node else cluster.inside(2)", "cluster.inside(2)"))  # fmt: skip
+bank.slip("wrong-link", ("if layout.ranks <= cluster.node else cluster.between", ""))
+bank.slip("wrong-link", ("layout.ranks <= cluster.node", "t * p <= cluster.node"))
+bank.slip("wrong-link", ("layout.ranks <= cluster.node", "layout.ranks < cluster.node"))
+bank.slip("wrong-link", ("cluster.inside(2) if layout.ranks <= cluster.node else cluster.between", "cluster.between"))
+bank.variant("wrong-link", BY_LAYERS, ("cluster.between if layout.ranks > cluster.node else cluster.inside(2)", "cluster.inside(2)"))  # fmt: skip
 
 bank.hint(
-    5,
     "beside-wrong",
     "The gradients are sent only beside the last micro-batch's backward, which is 2/3 of what it computes on a "
     "stage: earlier micro-batches only add up.",
 )
-bank.slip(5, "beside-wrong", ("2 / 3 * compute", "2 / 3 * m * compute"))
-bank.slip(5, "beside-wrong", ("2 / 3 * compute", "compute"))
-bank.slip(5, "beside-wrong", ("2 / 3 * compute", "0"))
-bank.variant(5, "beside-wrong", BY_LAYERS, ("compute * 2 / 3)", "compute)"))
+bank.slip("beside-wrong", ("2 / 3 * compute", "2 / 3 * m * compute"))
+bank.slip("beside-wrong", ("2 / 3 * compute", "compute"))
+bank.slip("beside-wrong", ("2 / 3 * compute", "0"))
+bank.variant("beside-wrong", BY_LAYERS, ("compute * 2 / 3)", "compute)"))

@@ -2,7 +2,7 @@
 
 from tests.answers.bank import Bank
 
-bank = Bank("19_hybrid_parallelism", whole=True)
+bank = Bank("19_hybrid_parallelism", 7, whole=True)
 
 BY_BISECTION = """
 def paper_flops(model, batch):
@@ -48,8 +48,8 @@ def fit_constants(seconds, measured):
         x, y = (c * e - b * f) / (a * e - b * d), (a * f - c * d) / (a * e - b * d)
     return [1 / x, y]
 """
-bank.text(7, None, BY_BISECTION)
-bank.text(7, None, BY_PIECES)
+bank.text(None, BY_BISECTION)
+bank.text(None, BY_PIECES)
 
 BY_SOLVER = """
 import scipy.optimize
@@ -65,86 +65,87 @@ def fit_constants(seconds, measured):
     x, traffic = scipy.optimize.fsolve(off, [1.5, 3.0])
     return 1 / x, traffic
 """
-bank.text(7, None, BY_SOLVER)
-bank.text(7, None, BY_SOLVER.replace("import scipy.optimize", "import numpy as np\nimport scipy.optimize").replace("return 1 / x, traffic", "return np.array([1 / x, traffic])"))  # fmt: skip
+bank.text(None, BY_SOLVER)
+bank.text(None, BY_SOLVER.replace("import scipy.optimize", "import numpy as np\nimport scipy.optimize").replace("return 1 / x, traffic", "return np.array([1 / x, traffic])"))  # fmt: skip
 
-bank.slip(7, "nothing-returned", ("    return 96 *", "    found = 96 *"))
+bank.slip("nothing-returned", ("    return 96 *", "    found = 96 *"))
 
-bank.hint(7, "planner-called", "The planner already has `{name}`. Here you write down the paper's formula: it is "
-                               "one line.")
-bank.text(7, "planner-called", BY_PIECES.replace("    return 96.0 *", "    return model.flops(batch, forwards=2)\n    return 96.0 *"))  # fmt: skip
-bank.variant(7, "planner-called", BY_SOLVER, ("    return one *", "    one = model.flops(1)\n    return one *"))
+bank.hint(
+    "planner-called", "The planner already has `{name}`. Here you write down the paper's formula: it is one line."
+)
+bank.text("planner-called", BY_PIECES.replace("    return 96.0 *", "    return model.flops(batch, forwards=2)\n    return 96.0 *"))  # fmt: skip
+bank.variant("planner-called", BY_SOLVER, ("    return one *", "    one = model.flops(1)\n    return one *"))
 
-bank.hint(7, "flops-form", "`paper_flops` must return one number of operations. You returned {got}.")
-bank.slip(7, "flops-form", ("    return 96 * batch * s", "    return 96 * batch, s"))
+bank.hint("flops-form", "`paper_flops` must return one number of operations. You returned {got}.")
+bank.slip("flops-form", ("    return 96 * batch * s", "    return 96 * batch, s"))
 bank.variant(
-    7,
     "flops-form",
     BY_PIECES,
     ("    return 96.0 * batch * s * l * h * h + ", "    return 96.0 * batch * s * l * h * h, "),
 )
 
-bank.hint(7, "wrong-flops", "The operations are not those of the formula.")
-bank.slip(7, "wrong-flops", ("s / (6 * h)", "h / (6 * s)"))
-bank.variant(7, "wrong-flops", BY_PIECES, ("96.0 * batch * s * l * h * h", "96.0 * batch * s * l * h"))
+bank.hint("wrong-flops", "The operations are not those of the formula.")
+bank.slip("wrong-flops", ("s / (6 * h)", "h / (6 * s)"))
+bank.variant("wrong-flops", BY_PIECES, ("96.0 * batch * s * l * h * h", "96.0 * batch * s * l * h"))
 
 bank.hint(
-    7,
     "forward-once",
     "With 72 instead of 96 the forward is counted once. These runs compute it twice: recomputation.",
 )
-bank.slip(7, "forward-once", ("96 * batch", "72 * batch"))
-bank.slip(7, "forward-once", ("96 * batch", "72 * batch"), ("(16 * layers * h)", "(12 * layers * h)"))
-bank.variant(7, "forward-once", BY_PIECES, ("96.0", "72.0"), ("16.0", "12.0"))
+bank.slip("forward-once", ("96 * batch", "72 * batch"))
+bank.slip("forward-once", ("96 * batch", "72 * batch"), ("(16 * layers * h)", "(12 * layers * h)"))
+bank.variant("forward-once", BY_PIECES, ("96.0", "72.0"), ("16.0", "12.0"))
 
 bank.hint(
-    7, "attention-forgotten", "The attention's own two products are missing: they are s / 6h of a layer's other operations."
+    "attention-forgotten",
+    "The attention's own two products are missing: they are s / 6h of a layer's other operations.",
 )
-bank.slip(7, "attention-forgotten", ("1 + s / (6 * h) + ", "1 + "))
-bank.variant(7, "attention-forgotten", BY_SOLVER, ("1 + model.sequence / 6 / model.width +", "1 +"))
+bank.slip("attention-forgotten", ("1 + s / (6 * h) + ", "1 + "))
+bank.variant("attention-forgotten", BY_SOLVER, ("1 + model.sequence / 6 / model.width +", "1 +"))
 
 bank.hint(
-    7,
     "head-forgotten-flops",
     "The head is missing. It is V / 16lh of the layers' operations: little for a large model, 9 % for the smallest here.",
 )
-bank.slip(7, "head-forgotten-flops", (" + model.vocabulary / (16 * layers * h)", ""))
-bank.variant(7, "head-forgotten-flops", BY_PIECES, (" + 6.0 * batch * s * h * V", ""))
+bank.slip("head-forgotten-flops", (" + model.vocabulary / (16 * layers * h)", ""))
+bank.variant("head-forgotten-flops", BY_PIECES, (" + 6.0 * batch * s * h * V", ""))
 
-bank.hint(7, "constants-form", "Return two numbers: (products, traffic). You returned {got}.")
-bank.slip(7, "constants-form", ("    return 1 / x[0].item(), x[1].item()", "    return 1 / x[0].item()"))
-bank.variant(7, "constants-form", BY_PIECES, ("return [1 / x, y]", 'return {"products": 1 / x, "traffic": y}'))
+bank.hint("constants-form", "Return two numbers: (products, traffic). You returned {got}.")
+bank.slip("constants-form", ("    return 1 / x[0].item(), x[1].item()", "    return 1 / x[0].item()"))
+bank.variant("constants-form", BY_PIECES, ("return [1 / x, y]", 'return {"products": 1 / x, "traffic": y}'))
 
 bank.hint(
-    7,
     "many-calls",
     "You called `seconds` {n:,} times. In the notebook each call tries dozens of layouts: 2,000 calls are plenty. "
     "Does your loop end when nothing changes any more?",
 )
-bank.slip(7, "many-calls", ("range(10)", "range(1000)"))
-bank.slip(7, "many-calls", ("    for _ in range(10):\n", "    while True:\n"))
-bank.variant(7, "many-calls", BY_PIECES, ("range(12)", "range(500)"))
-
-bank.hint(7, "wrong-constants", "{where}: with your constants, {got}, the model does not give the two measured "
-                                "times. {expected} would.")
-bank.slip(7, "wrong-constants", ("    return 1 / x[0].item(), x[1].item()", "    return 0.5, 4.0"))
-bank.slip(7, "wrong-constants", (", 1) / step", ", 1) / (2 * step)"))
-bank.slip(7, "wrong-constants", ("x = x + torch", "x = torch"))
-bank.variant(7, "wrong-constants", BY_PIECES, ("return [1 / x, y]", "return [0.4, 6.0]"))
+bank.slip("many-calls", ("range(10)", "range(1000)"))
+bank.slip("many-calls", ("    for _ in range(10):\n", "    while True:\n"))
+bank.variant("many-calls", BY_PIECES, ("range(12)", "range(500)"))
 
 bank.hint(
-    7,
+    "wrong-constants",
+    "{where}: with your constants, {got}, the model does not give the two measured times. {expected} would.",
+)
+bank.slip("wrong-constants", ("    return 1 / x[0].item(), x[1].item()", "    return 0.5, 4.0"))
+bank.slip("wrong-constants", (", 1) / step", ", 1) / (2 * step)"))
+bank.slip("wrong-constants", ("x = x + torch", "x = torch"))
+bank.variant("wrong-constants", BY_PIECES, ("return [1 / x, y]", "return [0.4, 6.0]"))
+
+bank.hint(
     "wrong-slopes",
     "The table of slopes is not that of the runs. Each row is a run and each column a constant, x₀ first; each "
     "slope is (there − here) / step. torch.stack(…, 1) puts two columns side by side.",
 )
-bank.slip(7, "wrong-slopes", ("[right - here, up - here]", "[up - here, right - here]"))
-bank.slip(7, "wrong-slopes", ("[right - here, up - here]", "[right - here, up - right]"))
-bank.slip(7, "wrong-slopes", ("[right - here, up - here]", "[right, up]"))
-bank.slip(7, "wrong-slopes", (", 1) / step", ", 1)"))
-bank.slip(7, "wrong-slopes", (", 1) / step", ") / step"))
-bank.slip(7, "wrong-slopes", ("linalg.solve(slopes,", "linalg.solve(slopes.T,"))
-CRAMER = BY_PIECES.split("def fit_constants")[0] + """
+bank.slip("wrong-slopes", ("[right - here, up - here]", "[up - here, right - here]"))
+bank.slip("wrong-slopes", ("[right - here, up - here]", "[right - here, up - right]"))
+bank.slip("wrong-slopes", ("[right - here, up - here]", "[right, up]"))
+bank.slip("wrong-slopes", (", 1) / step", ", 1)"))
+bank.slip("wrong-slopes", (", 1) / step", ") / step"))
+bank.slip("wrong-slopes", ("linalg.solve(slopes,", "linalg.solve(slopes.T,"))
+CRAMER = (
+    BY_PIECES.split("def fit_constants")[0]
+    + """
 def fit_constants(seconds, measured):
     x = [1.0, 1.0]
     for _ in range(10):
@@ -154,31 +155,38 @@ def fit_constants(seconds, measured):
         x = [x[0] + (d * e - b * f) / (a * d - b * c), x[1] + (a * f - c * e) / (a * d - b * c)]
     return 1 / x[0], x[1]
 """
-bank.text(7, None, CRAMER)
-bank.variant(7, "wrong-slopes", CRAMER, ("(a, c), (b, d) =", "(a, b), (c, d) ="))
-bank.variant(7, "wrong-slopes", CRAMER, ("(a, c), (b, d) =", "(b, d), (a, c) ="))
-
-bank.hint(7, "wrong-step", "x moves by the wrong step. The missing seconds are measured − here, in this order. "
-                           "Find the step for which slopes times step equals these seconds, and add it to x.")
-bank.slip(7, "wrong-step", ("x = x + torch", "x = x - torch"))
-bank.slip(7, "wrong-step", ("dtype=torch.float64) - here)", "dtype=torch.float64) * -1 + here)"))
-bank.slip(7, "wrong-step", ("dtype=torch.float64) - here)", "dtype=torch.float64))"))
-bank.variant(7, "wrong-step", CRAMER, ("e, f = measured[0] - here[0], measured[1] - here[1]", "e, f = measured"))
-bank.variant(7, "wrong-step", CRAMER, ("e, f = measured[0] - here[0], measured[1] - here[1]", "e, f = here[0] - measured[0], here[1] - measured[1]"))
-
-bank.hint(
-    7, "inverse", "That is 1 / products: the seconds are linear in it, but you must return the share of the peak "
-                  "itself."
 )
-bank.slip(7, "inverse", ("return 1 / x[0].item(), x[1].item()", "return x[0].item(), x[1].item()"))
-bank.variant(7, "inverse", BY_SOLVER, ("return 1 / x, traffic", "return x, traffic"))
-
-bank.hint(7, "swapped", "The two numbers are swapped: (products, traffic).")
-bank.slip(7, "swapped", ("return 1 / x[0].item(), x[1].item()", "return x[1].item(), 1 / x[0].item()"))
-bank.variant(7, "swapped", BY_PIECES, ("return [1 / x, y]", "return [y, 1 / x]"))
+bank.text(None, CRAMER)
+bank.variant("wrong-slopes", CRAMER, ("(a, c), (b, d) =", "(a, b), (c, d) ="))
+bank.variant("wrong-slopes", CRAMER, ("(a, c), (b, d) =", "(b, d), (a, c) ="))
 
 bank.hint(
-    7,
+    "wrong-step",
+    "x moves by the wrong step. The missing seconds are measured − here, in this order. "
+    "Find the step for which slopes times step equals these seconds, and add it to x.",
+)
+bank.slip("wrong-step", ("x = x + torch", "x = x - torch"))
+bank.slip("wrong-step", ("dtype=torch.float64) - here)", "dtype=torch.float64) * -1 + here)"))
+bank.slip("wrong-step", ("dtype=torch.float64) - here)", "dtype=torch.float64))"))
+bank.variant("wrong-step", CRAMER, ("e, f = measured[0] - here[0], measured[1] - here[1]", "e, f = measured"))
+bank.variant(
+    "wrong-step",
+    CRAMER,
+    ("e, f = measured[0] - here[0], measured[1] - here[1]", "e, f = here[0] - measured[0], here[1] - measured[1]"),
+)
+
+bank.hint(
+    "inverse",
+    "That is 1 / products: the seconds are linear in it, but you must return the share of the peak itself.",
+)
+bank.slip("inverse", ("return 1 / x[0].item(), x[1].item()", "return x[0].item(), x[1].item()"))
+bank.variant("inverse", BY_SOLVER, ("return 1 / x, traffic", "return x, traffic"))
+
+bank.hint("swapped", "The two numbers are swapped: (products, traffic).")
+bank.slip("swapped", ("return 1 / x[0].item(), x[1].item()", "return x[1].item(), 1 / x[0].item()"))
+bank.variant("swapped", BY_PIECES, ("return [1 / x, y]", "return [y, 1 / x]"))
+
+bank.hint(
     "sent-forgotten",
     "A part of the seconds depends on neither constant: the communication. To get a slope, call `seconds` at more "
     "than one point.",
@@ -187,27 +195,24 @@ SENT = (
     "    x = torch.linalg.solve(torch.tensor([[seconds(k, 1, 0), seconds(k, 1, 1) - seconds(k, 1, 0)] for k in (0, 1)], dtype=torch.float64),"
     " torch.tensor(measured, dtype=torch.float64))\n    return 1 /"
 )  # fmt: skip
-bank.slip(7, "sent-forgotten", ("    return 1 /", SENT))
+bank.slip("sent-forgotten", ("    return 1 /", SENT))
 bank.slip(
-    7,
     "sent-forgotten",
     ("    return 1 /", SENT.replace("seconds(k, 1, 0), ", "seconds(k, 0.5, 0) - seconds(k, 1, 0), ")),
 )
 bank.variant(
-    7, "sent-forgotten", BY_PIECES, ("range(12)", "range(1)"), ("measured[k] - (base - a * x - b * y)", "measured[k]")
+    "sent-forgotten", BY_PIECES, ("range(12)", "range(1)"), ("measured[k] - (base - a * x - b * y)", "measured[k]")
 )
 
 bank.hint(
-    7,
     "once-linear",
     "Solving two linear equations once is not enough: with the new constants another layout is the quickest. Go on "
     "until nothing changes.",
 )
-bank.slip(7, "once-linear", ("range(10)", "range(1)"))
-bank.slip(7, "once-linear", ("range(10)", "range(2)"))
-bank.variant(7, "once-linear", BY_SOLVER, ("scipy.optimize.fsolve(off, [1.5, 3.0])", "scipy.optimize.fsolve(off, [1.0, 1.0], maxfev=3)"))  # fmt: skip
+bank.slip("once-linear", ("range(10)", "range(1)"))
+bank.slip("once-linear", ("range(10)", "range(2)"))
+bank.variant("once-linear", BY_SOLVER, ("scipy.optimize.fsolve(off, [1.5, 3.0])", "scipy.optimize.fsolve(off, [1.0, 1.0], maxfev=3)"))  # fmt: skip
 
-bank.hint(7, "one-run", "One of the two runs comes out right, but the other does not: to fix two constants you "
-                        "need both.")
-bank.slip(7, "one-run", ("    return 1 / x[0].item(), x[1].item()", "    low, high = 0.01, 10.0\n    for _ in range(60):\n        at = (low + high) / 2\n        low, high = (low, at) if seconds(0, 1 / at, 1.0) > measured[0] else (at, high)\n    return 1 / low, 1.0"))  # fmt: skip
-bank.variant(7, "one-run", BY_SOLVER, ("    return 1 / x, traffic", "    x = scipy.optimize.brentq(lambda x: seconds(0, 1 / x, 1.0) - measured[0], 0.01, 20)\n    return 1 / x, 1.0"))  # fmt: skip
+bank.hint("one-run", "One of the two runs comes out right, but the other does not: to fix two constants you need both.")
+bank.slip("one-run", ("    return 1 / x[0].item(), x[1].item()", "    low, high = 0.01, 10.0\n    for _ in range(60):\n        at = (low + high) / 2\n        low, high = (low, at) if seconds(0, 1 / at, 1.0) > measured[0] else (at, high)\n    return 1 / low, 1.0"))  # fmt: skip
+bank.variant("one-run", BY_SOLVER, ("    return 1 / x, traffic", "    x = scipy.optimize.brentq(lambda x: seconds(0, 1 / x, 1.0) - measured[0], 0.01, 20)\n    return 1 / x, 1.0"))  # fmt: skip

@@ -2,7 +2,7 @@
 
 from tests.answers.bank import Bank
 
-bank = Bank("11_hyperparameter_search", whole=True)
+bank = Bank("11_hyperparameter_search", 3, whole=True)
 
 LEVELS = """
 class ASHA:
@@ -30,9 +30,9 @@ class ASHA:
     def report(self, number, epochs, value):
         self.values[number, epochs] = value
 """
-bank.text(3, None, LEVELS)
+bank.text(None, LEVELS)
 bank.text(
-    3, None, LEVELS.replace("-i) for", "i) for").replace("minus", "number").replace("-number", "number")
+    None, LEVELS.replace("-i) for", "i) for").replace("minus", "number").replace("-number", "number")
 )  # of diverged ones, the last that came
 
 HEAPS = """
@@ -57,15 +57,13 @@ class ASHA:
         mark = self.sign * value if value == value else -math.inf
         self.table[epochs].append([mark, number, False])
 """
-bank.text(3, None, HEAPS)
+bank.text(None, HEAPS)
 
 bank.hint(
-    3,
     "waits",
     "job() returned nothing, so the worker would have to wait. When no trial can be promoted, start a new one.",
 )
 bank.slip(
-    3,
     "waits",
     (
         "        self.started += 1\n",
@@ -73,7 +71,6 @@ bank.slip(
     ),
 )
 bank.slip(
-    3,
     "waits",
     (
         "        self.started += 1\n",
@@ -81,55 +78,51 @@ bank.slip(
     ),
 )
 bank.variant(
-    3,
     "waits",
     HEAPS,
     ("        self.next += 1\n", "        if self.next == 9:\n            return None\n        self.next += 1\n"),
 )
 
-bank.hint(
-    3, "job-form", "job() returns a pair of integers: the trial's number, and its total number of epochs."
-)
-bank.slip(3, "job-form", ("return self.started - 1, self.epochs[0]", "return self.started - 1"))
+bank.hint("job-form", "job() returns a pair of integers: the trial's number, and its total number of epochs.")
+bank.slip("job-form", ("return self.started - 1, self.epochs[0]", "return self.started - 1"))
 bank.variant(
-    3, "job-form", LEVELS, ("return [len(self.trials) - 1, self.first]", "return {len(self.trials) - 1: self.first}")
+    "job-form", LEVELS, ("return [len(self.trials) - 1, self.first]", "return {len(self.trials) - 1: self.first}")
 )
 
-bank.hint(3, "wrong-job", "Another job is expected here. {why}")
-bank.slip(3, "wrong-job", ("return self.started - 1, self.epochs[0]", "return self.started, self.epochs[0]"))
-bank.variant(3, "wrong-job", HEAPS, ("return self.next - 1, self.first", "return 2 * self.next, self.first"))
+bank.hint("wrong-job", "Another job is expected here. {why}")
+bank.slip("wrong-job", ("return self.started - 1, self.epochs[0]", "return self.started, self.epochs[0]"))
+bank.variant("wrong-job", HEAPS, ("return self.next - 1, self.first", "return 2 * self.next, self.first"))
 
 bank.hint(
-    3,
     "promoted-twice",
     "A trial was promoted from the same rung twice: its training is paid for again. Record the promotion when you "
     "hand out the job.",
 )
-bank.slip(3, "promoted-twice", ("                    self.promoted[k].add(number)\n", "                    pass\n"))
-bank.variant(3, "promoted-twice", LEVELS, ("if self.trials[-minus] == epochs:", "if True:"))
+bank.slip("promoted-twice", ("                    self.promoted[k].add(number)\n", "                    pass\n"))
+bank.variant("promoted-twice", LEVELS, ("if self.trials[-minus] == epochs:", "if True:"))
 
 bank.hint(
-    3,
     "noted-at-report",
     "A trial is promoted again before its first promotion has reported, because another worker asks in between. "
     "Record the promotion when you hand out the job.",
+    edge=True,
 )
-bank.slip(3, "noted-at-report", ("                    self.promoted[k].add(number)\n", ""), (
+bank.slip("noted-at-report", ("                    self.promoted[k].add(number)\n", ""), (
     "        self.rungs[self.epochs.index(epochs)][number] = value\n",
     "        k = self.epochs.index(epochs)\n        self.rungs[k][number] = value\n        if k:\n            self.promoted[k - 1].add(number)\n"))  # fmt: skip
-bank.variant(3, "noted-at-report", LEVELS, ("                    self.trials[-minus] = epochs * self.eta\n", ""), (
+bank.variant("noted-at-report", LEVELS, ("                    self.trials[-minus] = epochs * self.eta\n", ""), (
     "        self.values[number, epochs] = value\n", "        self.values[number, epochs] = value\n        self.trials[number] = max(self.trials[number], epochs)\n"))  # fmt: skip
 
 bank.hint(
-    3, "lowest-first", "A trial in a low rung was promoted while one in a higher rung could be. Go through the "
-                       "rungs from the highest down."
+    "lowest-first",
+    "A trial in a low rung was promoted while one in a higher rung could be. Go through the "
+    "rungs from the highest down.",
 )
-bank.slip(3, "lowest-first", ("reversed(range(len(self.epochs) - 1))", "range(len(self.epochs) - 1)"))
-bank.variant(3, "lowest-first", HEAPS, ("reversed(list(self.table.items())[:-1])", "list(self.table.items())[:-1]"))
+bank.slip("lowest-first", ("reversed(range(len(self.epochs) - 1))", "range(len(self.epochs) - 1)"))
+bank.variant("lowest-first", HEAPS, ("reversed(list(self.table.items())[:-1])", "list(self.table.items())[:-1]"))
 
-bank.hint(3, "new-first", "A new trial was started while one could be promoted. Promotions come first.")
+bank.hint("new-first", "A new trial was started while one could be promoted. Promotions come first.")
 bank.slip(
-    3,
     "new-first",
     (
         "        for k in reversed",
@@ -137,7 +130,6 @@ bank.slip(
     ),
 )
 bank.variant(
-    3,
     "new-first",
     HEAPS,
     (
@@ -146,60 +138,60 @@ bank.variant(
     ),
 )
 
-bank.hint(3, "worst-promoted", "You promote the worst trials of the rung.")
-bank.slip(3, "worst-promoted", ("-1 if maximize else 1", "1 if maximize else -1"))
-bank.variant(3, "worst-promoted", HEAPS, ("1 if maximize else -1", "-1 if maximize else 1"))
+bank.hint("worst-promoted", "You promote the worst trials of the rung.")
+bank.slip("worst-promoted", ("-1 if maximize else 1", "1 if maximize else -1"))
+bank.variant("worst-promoted", HEAPS, ("1 if maximize else -1", "-1 if maximize else 1"))
 
-bank.hint(3, "maximize-ignored", "With maximize=False, you promote the trials with the largest values. The "
-                                 "smallest are the best there.")
-bank.slip(3, "maximize-ignored", ("-1 if maximize else 1", "-1"))
-bank.variant(3, "maximize-ignored", HEAPS, ("1 if maximize else -1", "1"))
+bank.hint(
+    "maximize-ignored",
+    "With maximize=False, you promote the trials with the largest values. The smallest are the best there.",
+)
+bank.slip("maximize-ignored", ("-1 if maximize else 1", "-1"))
+bank.variant("maximize-ignored", HEAPS, ("1 if maximize else -1", "1"))
 
-bank.hint(3, "nan-promoted", "A diverged trial counts among the best. NaN is the worst value, whether you maximise "
-                             "or minimise.")
-bank.slip(3, "nan-promoted", ("(math.isnan(values[number]), self", "(not math.isnan(values[number]), self"))
+bank.hint(
+    "nan-promoted",
+    "A diverged trial counts among the best. NaN is the worst value, whether you maximise or minimise.",
+    edge=True,
+)
+bank.slip("nan-promoted", ("(math.isnan(values[number]), self", "(not math.isnan(values[number]), self"))
 bank.slip(
-    3,
     "nan-promoted",
     (
         "key=lambda number: (math.isnan(values[number]), self.sign * values[number])",
         "key=lambda number: self.sign * values[number]",
     ),
 )
-bank.variant(3, "nan-promoted", HEAPS, ("else -math.inf", "else math.inf"))
+bank.variant("nan-promoted", HEAPS, ("else -math.inf", "else math.inf"))
 
 bank.hint(
-    3,
     "share-of-the-rest",
     "You take the best 1 / eta of the trials that have not been promoted yet. Take the best 1 / eta of all that "
     "have reported in the rung, promoted ones included.",
 )
-bank.slip(3, "share-of-the-rest", ("order = sorted(values,", "order = sorted(values.keys() - self.promoted[k],"))
+bank.slip("share-of-the-rest", ("order = sorted(values,", "order = sorted(values.keys() - self.promoted[k],"))
 bank.variant(
-    3,
     "share-of-the-rest",
     HEAPS,
     ("            for row", "            rows = [row for row in rows if not row[2]]\n            for row"),
 )
 
 bank.hint(
-    3,
     "rounded-up",
     "A rung promotes before eta trials have reported there. The number of reports // eta is rounded down, even to 0.",
+    edge=True,
 )
-bank.slip(3, "rounded-up", ("order[: len(order) // self.eta]", "order[: math.ceil(len(order) / self.eta)]"))
-bank.slip(3, "rounded-up", ("order[: len(order) // self.eta]", "order[: max(1, len(order) // self.eta)]"))
-bank.slip(3, "rounded-up", ("order[: len(order) // self.eta]", "order[: round(len(order) / self.eta)]"))
-bank.variant(3, "rounded-up", HEAPS, ("len(rows) // self.eta", "-(-len(rows) // self.eta)"))
-bank.variant(3, "rounded-up", HEAPS, ("len(rows) // self.eta", "len(rows) // self.eta or 1"))
+bank.slip("rounded-up", ("order[: len(order) // self.eta]", "order[: math.ceil(len(order) / self.eta)]"))
+bank.slip("rounded-up", ("order[: len(order) // self.eta]", "order[: max(1, len(order) // self.eta)]"))
+bank.slip("rounded-up", ("order[: len(order) // self.eta]", "order[: round(len(order) / self.eta)]"))
+bank.variant("rounded-up", HEAPS, ("len(rows) // self.eta", "-(-len(rows) // self.eta)"))
+bank.variant("rounded-up", HEAPS, ("len(rows) // self.eta", "len(rows) // self.eta or 1"))
 
 bank.hint(
-    3,
     "waits-for-the-rung",
     "A rung promotes only when it is full, as in the synchronous version. Decide with the reports that are there.",
 )
 bank.slip(
-    3,
     "waits-for-the-rung",
     (
         "            values = self.rungs[k]\n",
@@ -207,7 +199,6 @@ bank.slip(
     ),
 )
 bank.variant(
-    3,
     "waits-for-the-rung",
     HEAPS,
     (
@@ -216,89 +207,88 @@ bank.variant(
     ),
 )
 
-bank.hint(3, "more-not-all", "The second number is the trial's total number of epochs, not the number of "
-                             "additional ones.")
-bank.slip(3, "more-not-all", ("return number, self.epochs[k + 1]", "return number, self.epochs[k + 1] - self.epochs[k]"), (
+bank.hint("more-not-all", "The second number is the trial's total number of epochs, not the number of additional ones.")
+bank.slip("more-not-all", ("return number, self.epochs[k + 1]", "return number, self.epochs[k + 1] - self.epochs[k]"), (
     "self.rungs[self.epochs.index(epochs)][number] = value",
     "k = 0\n        while number in self.rungs[k] and k < len(self.rungs) - 1:\n            k += 1\n        self.rungs[k][number] = value"))  # fmt: skip
-bank.variant(3, "more-not-all", LEVELS, ("return [-minus, epochs * self.eta]", "return [-minus, epochs * self.eta - epochs]"), (
+bank.variant("more-not-all", LEVELS, ("return [-minus, epochs * self.eta]", "return [-minus, epochs * self.eta - epochs]"), (
     "        self.values[number, epochs] = value\n", "        self.values[number, self.trials[number]] = value\n"))  # fmt: skip
 
-bank.hint(3, "not-the-best", "A trial among the best 1 / eta was promoted, but not the best one left.")
-bank.slip(3, "not-the-best", ("in order[: len(order) // self.eta]:", "in order[: len(order) // self.eta][::-1]:"))
+bank.hint("not-the-best", "A trial among the best 1 / eta was promoted, but not the best one left.")
+bank.slip("not-the-best", ("in order[: len(order) // self.eta]:", "in order[: len(order) // self.eta][::-1]:"))
 bank.variant(
-    3, "not-the-best", LEVELS, ("in there[: len(there) // self.eta]:", "in reversed(there[: len(there) // self.eta]):")
+    "not-the-best", LEVELS, ("in there[: len(there) // self.eta]:", "in reversed(there[: len(there) // self.eta]):")
 )
 
-bank.hint(3, "rung-left-out", "Promotions stop one rung too early: `last` epochs are still allowed.")
-bank.slip(3, "rung-left-out", ("self.epochs[-1] * eta <= last", "self.epochs[-1] * eta < last"))
-bank.variant(3, "rung-left-out", HEAPS, ("while epochs <= last:", "while epochs < last:"))
+bank.hint("rung-left-out", "Promotions stop one rung too early: `last` epochs are still allowed.", edge=True)
+bank.slip("rung-left-out", ("self.epochs[-1] * eta <= last", "self.epochs[-1] * eta < last"))
+bank.variant("rung-left-out", HEAPS, ("while epochs <= last:", "while epochs < last:"))
 
-bank.hint(3, "beyond-last", "A trial was sent beyond `last` epochs.")
-bank.slip(3, "beyond-last", ("self.epochs[-1] * eta <= last", "self.epochs[-1] < last"))
-bank.variant(3, "beyond-last", HEAPS, ("        while epochs <= last:\n", "        while epochs // eta < last:\n"))
+bank.hint("beyond-last", "A trial was sent beyond `last` epochs.", edge=True)
+bank.slip("beyond-last", ("self.epochs[-1] * eta <= last", "self.epochs[-1] < last"))
+bank.variant("beyond-last", HEAPS, ("        while epochs <= last:\n", "        while epochs // eta < last:\n"))
 
 bank.hint(
-    3, "nan-best-of-losses", "With maximize=False, a NaN passes for a small loss. It is the worst value there, too."
+    "nan-best-of-losses",
+    "With maximize=False, a NaN passes for a small loss. It is the worst value there, too.",
+    edge=True,
 )
-bank.slip(3, "nan-best-of-losses", (
+bank.slip("nan-best-of-losses", (
     "(math.isnan(values[number]), self.sign * values[number])",
     "self.sign * (-math.inf if math.isnan(values[number]) else values[number])"))  # fmt: skip
-bank.variant(3, "nan-best-of-losses", HEAPS, ("else -math.inf", "else self.sign * -math.inf"))
+bank.variant("nan-best-of-losses", HEAPS, ("else -math.inf", "else self.sign * -math.inf"))
 
 bank.hint(
-    3,
     "nan-not-counted",
     "A diverged trial has reported, too. Count it among the reports that you divide by eta; when too few others "
     "are left, promote it.",
+    edge=True,
 )
 bank.slip(
-    3,
     "nan-not-counted",
     ("if number not in self.promoted[k]:", "if number not in self.promoted[k] and not math.isnan(values[number]):"),
 )
-bank.slip(3, "nan-not-counted", (
+bank.slip("nan-not-counted", (
     "        self.rungs[self.epochs.index(epochs)]",
     "        if not math.isnan(value):\n            self.rungs[self.epochs.index(epochs)]"))  # fmt: skip
-bank.variant(3, "nan-not-counted", HEAPS, ("if not row[2]:", "if not row[2] and row[0] > -math.inf:"))
-bank.variant(3, "nan-not-counted", LEVELS, ("if e == epochs]", "if e == epochs and not math.isnan(v)]"))
+bank.variant("nan-not-counted", HEAPS, ("if not row[2]:", "if not row[2] and row[0] > -math.inf:"))
+bank.variant("nan-not-counted", LEVELS, ("if e == epochs]", "if e == epochs and not math.isnan(v)]"))
 
 bank.hint(
-    3,
     "number-again",
     "A new trial got the number of one that is still running. Count the trials started, not those reported.",
+    edge=True,
 )
-bank.slip(3, "number-again", ("return self.started - 1, self.epochs[0]", "return len(self.rungs[0]), self.epochs[0]"))
-bank.variant(3, "number-again", LEVELS, (
+bank.slip("number-again", ("return self.started - 1, self.epochs[0]", "return len(self.rungs[0]), self.epochs[0]"))
+bank.variant("number-again", LEVELS, (
     "return [len(self.trials) - 1, self.first]", "return [sum(e == self.first for _, e in self.values), self.first]"))  # fmt: skip
 
 bank.hint(
-    3,
     "promoted-once-in-all",
     "A trial that was promoted from one rung is never promoted from another. Keep one set per rung; [set()] * n is "
     "the same set n times.",
+    edge=True,
 )
-bank.slip(3, "promoted-once-in-all", ("[set() for _ in self.epochs]", "[set()] * len(self.epochs)"))
-bank.variant(3, "promoted-once-in-all", HEAPS, ("                if not row[2]:\n                    row[2] = True\n", """                if row[1] not in self.gone:
+bank.slip("promoted-once-in-all", ("[set() for _ in self.epochs]", "[set()] * len(self.epochs)"))
+bank.variant("promoted-once-in-all", HEAPS, ("                if not row[2]:\n                    row[2] = True\n", """                if row[1] not in self.gone:
                     self.gone.add(row[1])
 """), ("self.table, epochs = {}, first", "self.table, self.gone, epochs = {}, set(), first"))  # fmt: skip
 
 bank.hint(
-    3,
     "rounded-logarithm",
     "A rung near 243 epochs is wrong: math.log(243, 3) is 4.999… in floats, and int() turns that into 4. Multiply, "
     "or round.",
+    edge=True,
 )
-bank.slip(3, "rounded-logarithm", ("self.rungs[self.epochs.index(epochs)]", "self.rungs[int(math.log(epochs / self.epochs[0], self.eta))]"))  # fmt: skip
-bank.slip(3, "rounded-logarithm", (
+bank.slip("rounded-logarithm", ("self.rungs[self.epochs.index(epochs)]", "self.rungs[int(math.log(epochs / self.epochs[0], self.eta))]"))  # fmt: skip
+bank.slip("rounded-logarithm", (
     "        while self.epochs[-1] * eta <= last:\n", "        for _ in range(int(math.log(last / first, eta))):\n"))  # fmt: skip
-bank.variant(3, "rounded-logarithm", HEAPS, (
+bank.variant("rounded-logarithm", HEAPS, (
     "        while epochs <= last:\n", "        for _ in range(int(math.log(last / first) / math.log(eta)) + 1):\n"))  # fmt: skip
 
 bank.hint(
-    3,
     "same-rung-again",
     "A promoted trial is sent to the rung that it comes from, not to the next one. It has had these epochs already.",
 )
-bank.slip(3, "same-rung-again", ("return number, self.epochs[k + 1]", "return number, self.epochs[k]"))
-bank.variant(3, "same-rung-again", LEVELS, ("return [-minus, epochs * self.eta]", "return [-minus, epochs]"))
+bank.slip("same-rung-again", ("return number, self.epochs[k + 1]", "return number, self.epochs[k]"))
+bank.variant("same-rung-again", LEVELS, ("return [-minus, epochs * self.eta]", "return [-minus, epochs]"))

@@ -2,7 +2,7 @@
 
 from tests.answers.bank import Bank
 
-bank = Bank("11_hyperparameter_search")
+bank = Bank("11_hyperparameter_search", 5)
 
 DEEP = '''
 def exploit(member, better):
@@ -29,7 +29,7 @@ def evolve(members, rng):
         explore(members[k], rng)
     return list(zip(poor.tolist(), good.tolist()))
 '''
-bank.text(5, None, DEEP)
+bank.text(None, DEEP)
 
 HAND = '''
 def exploit(member, better):
@@ -65,7 +65,7 @@ def evolve(members, rng):
         found.append((poor, good))
     return found
 '''
-bank.text(5, None, HAND)
+bank.text(None, HAND)
 
 NETWORK = "    member.network.load_state_dict(better.network.state_dict())\n"
 OPTIMIZER = "    member.optimizer.load_state_dict(copy.deepcopy(better.optimizer.state_dict()))\n"
@@ -76,29 +76,28 @@ TIMES = (
 GROUPS = "    for group in member.optimizer.param_groups:\n        group.update(member.hyperparameters)\n"
 DEEPLY = "    member.network, member.optimizer = copy.deepcopy((better.network, better.optimizer))\n"
 
-bank.hint(5, "better-changed", "exploit changed the better member ({what}). `member` copies `better`, not the "
-                               "other way round.")
-bank.slip(5, "better-changed", (NETWORK, "    better.network.load_state_dict(member.network.state_dict())\n"))
-bank.slip(5, "better-changed", (NETWORK, "    member, better = better, member\n" + NETWORK))
-bank.variant(5, "better-changed", HAND, ("mine.copy_(theirs)", "theirs.copy_(mine)"))
+bank.hint(
+    "better-changed",
+    "exploit changed the better member ({what}). `member` copies `better`, not the other way round.",
+)
+bank.slip("better-changed", (NETWORK, "    better.network.load_state_dict(member.network.state_dict())\n"))
+bank.slip("better-changed", (NETWORK, "    member, better = better, member\n" + NETWORK))
+bank.variant("better-changed", HAND, ("mine.copy_(theirs)", "theirs.copy_(mine)"))
 
 bank.hint(
-    5,
     "optimizer-elsewhere",
     "member.optimizer no longer trains the parameters of member.network, so a step won't reach the network. An "
     "optimizer keeps the parameters that it was created with. Copy the values into them, or deep-copy network and "
     "optimizer in one call.",
 )
-bank.slip(5, "optimizer-elsewhere", (NETWORK, "    member.network = copy.deepcopy(better.network)\n"))
-bank.slip(5, "optimizer-elsewhere", (NETWORK, "    member.network = better.network\n"))
+bank.slip("optimizer-elsewhere", (NETWORK, "    member.network = copy.deepcopy(better.network)\n"))
+bank.slip("optimizer-elsewhere", (NETWORK, "    member.network = better.network\n"))
 bank.slip(
-    5,
     "optimizer-elsewhere",
     (NETWORK, "    member.network.load_state_dict(better.network.state_dict(), assign=True)\n"),
 )
-bank.slip(5, "optimizer-elsewhere", (OPTIMIZER, "    member.optimizer = copy.deepcopy(better.optimizer)\n"))
+bank.slip("optimizer-elsewhere", (OPTIMIZER, "    member.optimizer = copy.deepcopy(better.optimizer)\n"))
 bank.variant(
-    5,
     "optimizer-elsewhere",
     DEEP,
     (
@@ -107,14 +106,13 @@ bank.variant(
     ),
 )
 
-bank.hint(5, "weights-not-copied", "After exploit, the weights of member.network are not those of better.network.")
-bank.slip(5, "weights-not-copied", (NETWORK, ""))
-bank.slip(5, "weights-not-copied", (NETWORK, "    member = copy.deepcopy(better)\n"), (OPTIMIZER, ""), (NOTED, ""))
-bank.slip(5, "weights-not-copied", (NETWORK, NETWORK + "    with torch.no_grad():\n        for p in member.network.parameters():\n            p.mul_(0.8)\n"))  # fmt: skip
-bank.variant(5, "weights-not-copied", HAND, ("            mine.copy_(theirs)\n            state", "            state"))
+bank.hint("weights-not-copied", "After exploit, the weights of member.network are not those of better.network.")
+bank.slip("weights-not-copied", (NETWORK, ""))
+bank.slip("weights-not-copied", (NETWORK, "    member = copy.deepcopy(better)\n"), (OPTIMIZER, ""), (NOTED, ""))
+bank.slip("weights-not-copied", (NETWORK, NETWORK + "    with torch.no_grad():\n        for p in member.network.parameters():\n            p.mul_(0.8)\n"))  # fmt: skip
+bank.variant("weights-not-copied", HAND, ("            mine.copy_(theirs)\n            state", "            state"))
 
 bank.hint(
-    5,
     "buffers-not-copied",
     "You copy the parameters but not the buffers. Batch norm's running statistics then belong to the old weights. "
     "`state_dict()` has both.",
@@ -123,31 +121,29 @@ BY_PARAMETERS = """    with torch.no_grad():
         for mine, theirs in zip(member.network.parameters(), better.network.parameters()):
             mine.copy_(theirs)
 """
-bank.slip(5, "buffers-not-copied", (NETWORK, BY_PARAMETERS))
-bank.slip(5, "buffers-not-copied", (NETWORK, "    member.network.load_state_dict(dict(better.network.named_parameters()), strict=False)\n"))  # fmt: skip
-bank.variant(5, "buffers-not-copied", HAND, (".buffers(), better.network.buffers()):\n            mine.copy_(theirs)", ".buffers(), better.network.buffers()):\n            pass"))  # fmt: skip
+bank.slip("buffers-not-copied", (NETWORK, BY_PARAMETERS))
+bank.slip("buffers-not-copied", (NETWORK, "    member.network.load_state_dict(dict(better.network.named_parameters()), strict=False)\n"))  # fmt: skip
+bank.variant("buffers-not-copied", HAND, (".buffers(), better.network.buffers()):\n            mine.copy_(theirs)", ".buffers(), better.network.buffers()):\n            pass"))  # fmt: skip
 
 bank.hint(
-    5,
     "state-not-copied",
     "{where}: what the optimizer has accumulated (momentum, second moments, number of steps) is not that of "
     "better. With another network's gradients in its momentum, the member wouldn't go on as better would.",
 )
-bank.slip(5, "state-not-copied", (OPTIMIZER, ""))
-bank.slip(5, "state-not-copied", (OPTIMIZER, "    for group in member.optimizer.param_groups:\n        group.update(better.hyperparameters)\n"))  # fmt: skip
-bank.slip(5, "state-not-copied", (OPTIMIZER, "    member.optimizer = type(better.optimizer)(member.network.parameters(), **better.hyperparameters)\n"))  # fmt: skip
-bank.variant(5, "state-not-copied", HAND, ("            member.optimizer.state[mine] = {", "            _ = {"))
-bank.variant(5, "state-not-copied", HAND, ("for k, v in state.items()}", 'for k, v in state.items() if k != "step"}'))
+bank.slip("state-not-copied", (OPTIMIZER, ""))
+bank.slip("state-not-copied", (OPTIMIZER, "    for group in member.optimizer.param_groups:\n        group.update(better.hyperparameters)\n"))  # fmt: skip
+bank.slip("state-not-copied", (OPTIMIZER, "    member.optimizer = type(better.optimizer)(member.network.parameters(), **better.hyperparameters)\n"))  # fmt: skip
+bank.variant("state-not-copied", HAND, ("            member.optimizer.state[mine] = {", "            _ = {"))
+bank.variant("state-not-copied", HAND, ("for k, v in state.items()}", 'for k, v in state.items() if k != "step"}'))
 
 bank.hint(
-    5, "noted-not-copied", "member.hyperparameters are not those of better, so explore would start from the old ones."
+    "noted-not-copied", "member.hyperparameters are not those of better, so explore would start from the old ones."
 )
-bank.slip(5, "noted-not-copied", (NOTED, ""))
-bank.variant(5, "noted-not-copied", DEEP, ("    member.hyperparameters = better.hyperparameters.copy()\n", ""))
-bank.variant(5, "noted-not-copied", HAND, ("    member.hyperparameters.update(better.hyperparameters)\n", ""))
+bank.slip("noted-not-copied", (NOTED, ""))
+bank.variant("noted-not-copied", DEEP, ("    member.hyperparameters = better.hyperparameters.copy()\n", ""))
+bank.variant("noted-not-copied", HAND, ("    member.hyperparameters.update(better.hyperparameters)\n", ""))
 
 bank.hint(
-    5,
     "rates-not-copied",
     "You copy member.hyperparameters, but the optimizer still trains with the old values: they are in its "
     "param_groups.",
@@ -155,118 +151,105 @@ bank.hint(
 BY_STATE = """    for mine, theirs in zip(member.network.parameters(), better.network.parameters()):
         member.optimizer.state[mine] = copy.deepcopy(better.optimizer.state[theirs])
 """
-bank.slip(5, "rates-not-copied", (OPTIMIZER, BY_STATE))
-bank.slip(5, "rates-not-copied", (OPTIMIZER, "    before = [dict(g) for g in member.optimizer.param_groups]\n" + OPTIMIZER + "    for group, old in zip(member.optimizer.param_groups, before):\n        group.update(old)\n"))  # fmt: skip
-bank.variant(5, "rates-not-copied", HAND, ('if k != "params"}', 'if k not in ("params", "lr")}'))
+bank.slip("rates-not-copied", (OPTIMIZER, BY_STATE))
+bank.slip("rates-not-copied", (OPTIMIZER, "    before = [dict(g) for g in member.optimizer.param_groups]\n" + OPTIMIZER + "    for group, old in zip(member.optimizer.param_groups, before):\n        group.update(old)\n"))  # fmt: skip
+bank.variant("rates-not-copied", HAND, ('if k != "params"}', 'if k not in ("params", "lr")}'))
 
 bank.hint(
-    5,
     "network-shared",
     "Both networks now share tensors ({where}): training one changes the other.",
 )
-bank.slip(5, "network-shared", (NETWORK, "    member.network = better.network\n"), (OPTIMIZER, "    member.optimizer = better.optimizer\n"))  # fmt: skip
-bank.slip(5, "network-shared", (NETWORK, "    for mine, theirs in zip(member.network.parameters(), better.network.parameters()):\n        mine.data = theirs.data\n    for mine, theirs in zip(member.network.buffers(), better.network.buffers()):\n        mine.copy_(theirs)\n"))  # fmt: skip
-bank.variant(5, "network-shared", DEEP, ("copy.deepcopy((better.network, better.optimizer))", "better.network, better.optimizer"))  # fmt: skip
-bank.variant(5, "network-shared", HAND, ("            mine.copy_(theirs)\n            state", "            mine.set_(theirs.data)\n            state"))  # fmt: skip
+bank.slip("network-shared", (NETWORK, "    member.network = better.network\n"), (OPTIMIZER, "    member.optimizer = better.optimizer\n"))  # fmt: skip
+bank.slip("network-shared", (NETWORK, "    for mine, theirs in zip(member.network.parameters(), better.network.parameters()):\n        mine.data = theirs.data\n    for mine, theirs in zip(member.network.buffers(), better.network.buffers()):\n        mine.copy_(theirs)\n"))  # fmt: skip
+bank.variant("network-shared", DEEP, ("copy.deepcopy((better.network, better.optimizer))", "better.network, better.optimizer"))  # fmt: skip
+bank.variant("network-shared", HAND, ("            mine.copy_(theirs)\n            state", "            mine.set_(theirs.data)\n            state"))  # fmt: skip
 
 bank.hint(
-    5,
     "state-shared",
     "{where}: both optimizers share their tensors of momentum and moments, and both write to them. "
     "optimizer.load_state_dict keeps the tensors that you give it. Give it a deep copy.",
 )
-bank.slip(5, "state-shared", ("copy.deepcopy(better.optimizer.state_dict())", "better.optimizer.state_dict()"))
-bank.slip(5, "state-shared", ("copy.deepcopy(better.optimizer.state_dict())", "dict(better.optimizer.state_dict())"))
-bank.slip(
-    5, "state-shared", ("copy.deepcopy(better.optimizer.state_dict())", "copy.copy(better.optimizer.state_dict())")
-)
-bank.variant(5, "state-shared", HAND, ("v.clone() if torch.is_tensor(v) else v", "v"))
-bank.variant(5, "state-shared", HAND, ("if torch.is_tensor(v) else v", 'if k != "step" else v'))
+bank.slip("state-shared", ("copy.deepcopy(better.optimizer.state_dict())", "better.optimizer.state_dict()"))
+bank.slip("state-shared", ("copy.deepcopy(better.optimizer.state_dict())", "dict(better.optimizer.state_dict())"))
+bank.slip("state-shared", ("copy.deepcopy(better.optimizer.state_dict())", "copy.copy(better.optimizer.state_dict())"))
+bank.variant("state-shared", HAND, ("v.clone() if torch.is_tensor(v) else v", "v"))
+bank.variant("state-shared", HAND, ("if torch.is_tensor(v) else v", 'if k != "step" else v'))
 
-bank.hint(5, "noted-shared", "Both members share one dictionary of hyperparameters, so exploring would change "
+bank.hint("noted-shared", "Both members share one dictionary of hyperparameters, so exploring would change "
                              "both. Copy it.")  # fmt: skip
-bank.slip(5, "noted-shared", (NOTED, "    member.hyperparameters = better.hyperparameters\n"))
-bank.variant(5, "noted-shared", DEEP, ("better.hyperparameters.copy()", "better.hyperparameters"))
-bank.variant(5, "noted-shared", HAND, ("member.hyperparameters.update(better.hyperparameters)", "member.hyperparameters = better.hyperparameters"))  # fmt: skip
+bank.slip("noted-shared", (NOTED, "    member.hyperparameters = better.hyperparameters\n"))
+bank.variant("noted-shared", DEEP, ("better.hyperparameters.copy()", "better.hyperparameters"))
+bank.variant("noted-shared", HAND, ("member.hyperparameters.update(better.hyperparameters)", "member.hyperparameters = better.hyperparameters"))  # fmt: skip
 
 bank.hint(
-    5,
     "trains-otherwise",
     "Weights, buffers and state are those of better, yet after four more steps on the same batches the two differ "
     "({what}). Did you leave the network in eval mode, or without gradients?",
 )
-bank.slip(5, "trains-otherwise", (NOTED, NOTED + "    member.network.eval()\n"))
-bank.slip(5, "trains-otherwise", (NOTED, NOTED + "    for p in member.network[:1].parameters():\n        p.requires_grad_(False)\n        p.grad = None\n"))  # fmt: skip
-bank.variant(5, "trains-otherwise", DEEP, ("((better.network, ", "((better.network.eval(), "), ("    member.hyper", "    better.network.train()\n    member.hyper"))  # fmt: skip
+bank.slip("trains-otherwise", (NOTED, NOTED + "    member.network.eval()\n"))
+bank.slip("trains-otherwise", (NOTED, NOTED + "    for p in member.network[:1].parameters():\n        p.requires_grad_(False)\n        p.grad = None\n"))  # fmt: skip
+bank.variant("trains-otherwise", DEEP, ("((better.network, ", "((better.network.eval(), "), ("    member.hyper", "    better.network.train()\n    member.hyper"))  # fmt: skip
 
 bank.hint(
-    5,
     "explore-resets",
     "explore changed more than the hyperparameters: {what}. A new optimizer loses what the old one has "
     "accumulated. Write the new values into the param_groups of the existing one.",
 )
-bank.slip(5, "explore-resets", (GROUPS, "    member.optimizer = type(member.optimizer)(member.network.parameters(), **member.hyperparameters)\n"))  # fmt: skip
-bank.slip(5, "explore-resets", (GROUPS, GROUPS + "    member.optimizer.state.clear()\n"))
-bank.slip(5, "explore-resets", (GROUPS, GROUPS + "    for p in member.network.parameters():\n        p.data *= 1.25\n"))
-bank.variant(5, "explore-resets", DEEP, ("    for group in", "    member.optimizer = torch.optim.AdamW(member.network.parameters())\n    for group in"))  # fmt: skip
+bank.slip("explore-resets", (GROUPS, "    member.optimizer = type(member.optimizer)(member.network.parameters(), **member.hyperparameters)\n"))  # fmt: skip
+bank.slip("explore-resets", (GROUPS, GROUPS + "    member.optimizer.state.clear()\n"))
+bank.slip("explore-resets", (GROUPS, GROUPS + "    for p in member.network.parameters():\n        p.data *= 1.25\n"))
+bank.variant("explore-resets", DEEP, ("    for group in", "    member.optimizer = torch.optim.AdamW(member.network.parameters())\n    for group in"))  # fmt: skip
 
-bank.hint(5, "not-noted", "After explore, member.hyperparameters still has the old values.")
-bank.slip(5, "not-noted", (TIMES, "    new = {k: v * float(rng.choice((0.8, 1.25))) for k, v in member.hyperparameters.items()}\n"), ("group.update(member.hyperparameters)", "group.update(new)"))  # fmt: skip
-bank.slip(5, "not-noted", (TIMES, "    for value in member.hyperparameters.values():\n        value *= rng.choice((0.8, 1.25))\n"))  # fmt: skip
-bank.variant(5, "not-noted", HAND, ("notes = member.hyperparameters\n", "notes = dict(member.hyperparameters)\n"))
+bank.hint("not-noted", "After explore, member.hyperparameters still has the old values.")
+bank.slip("not-noted", (TIMES, "    new = {k: v * float(rng.choice((0.8, 1.25))) for k, v in member.hyperparameters.items()}\n"), ("group.update(member.hyperparameters)", "group.update(new)"))  # fmt: skip
+bank.slip("not-noted", (TIMES, "    for value in member.hyperparameters.values():\n        value *= rng.choice((0.8, 1.25))\n"))  # fmt: skip
+bank.variant("not-noted", HAND, ("notes = member.hyperparameters\n", "notes = dict(member.hyperparameters)\n"))
 
 bank.hint(
-    5,
     "wrong-factor",
     "A hyperparameter was multiplied by {got}, not by 0.8 or 1.25. (1 means that it did not change; 1.562 or 0.64 "
     "that it changed twice, as in a loop over param_groups.)",
 )
-bank.slip(5, "wrong-factor", ("rng.choice((0.8, 1.25))", "rng.uniform(0.8, 1.25)"))
-bank.slip(5, "wrong-factor", ("rng.choice((0.8, 1.25))", "rng.choice((0.8, 1.2))"))
-bank.slip(
-    5, "wrong-factor", (TIMES, TIMES.replace("    for name in member.hyperparameters:", '    for name in ("lr",):'))
-)
-bank.slip(5, "wrong-factor", ("    for group in member.optimizer.param_groups:\n        group.update", "    for group in member.optimizer.param_groups:\n        for name in group.keys() & member.hyperparameters.keys():\n            member.hyperparameters[name] *= float(rng.choice((0.8, 1.25)))\n        group.update"))  # fmt: skip
-bank.variant(5, "wrong-factor", DEEP, ("0.8, 1.25)", "0.8, 1.0)"))
-bank.variant(5, "wrong-factor", HAND, ("notes[name] / 1.25", "notes[name] / 1.5"))
+bank.slip("wrong-factor", ("rng.choice((0.8, 1.25))", "rng.uniform(0.8, 1.25)"))
+bank.slip("wrong-factor", ("rng.choice((0.8, 1.25))", "rng.choice((0.8, 1.2))"))
+bank.slip("wrong-factor", (TIMES, TIMES.replace("    for name in member.hyperparameters:", '    for name in ("lr",):')))
+bank.slip("wrong-factor", ("    for group in member.optimizer.param_groups:\n        group.update", "    for group in member.optimizer.param_groups:\n        for name in group.keys() & member.hyperparameters.keys():\n            member.hyperparameters[name] *= float(rng.choice((0.8, 1.25)))\n        group.update"))  # fmt: skip
+bank.variant("wrong-factor", DEEP, ("0.8, 1.25)", "0.8, 1.0)"))
+bank.variant("wrong-factor", HAND, ("notes[name] / 1.25", "notes[name] / 1.5"))
 
 bank.hint(
-    5,
     "not-in-optimizer",
     "The dictionary has new values, but the optimizer still uses some or all of the old ones. Write all of the new "
     "ones into its param_groups.",
 )
-bank.slip(5, "not-in-optimizer", (GROUPS, ""))
-bank.slip(5, "not-in-optimizer", ("group.update(member.hyperparameters)", 'group["lr"] = member.hyperparameters["lr"]'))
-bank.slip(5, "not-in-optimizer", (GROUPS, "    member.optimizer.defaults.update(member.hyperparameters)\n"))
-bank.variant(5, "not-in-optimizer", HAND, ("            group[name] = notes[name]", "            setattr(group, name, notes[name]) if 0 else None"))  # fmt: skip
+bank.slip("not-in-optimizer", (GROUPS, ""))
+bank.slip("not-in-optimizer", ("group.update(member.hyperparameters)", 'group["lr"] = member.hyperparameters["lr"]'))
+bank.slip("not-in-optimizer", (GROUPS, "    member.optimizer.defaults.update(member.hyperparameters)\n"))
+bank.variant("not-in-optimizer", HAND, ("            group[name] = notes[name]", "            setattr(group, name, notes[name]) if 0 else None"))  # fmt: skip
 
-bank.hint(5, "one-group", "Only one of the optimizer's param_groups has the new values. There may be several.")
-bank.slip(5, "one-group", (GROUPS, "    member.optimizer.param_groups[0].update(member.hyperparameters)\n"))
-bank.variant(5, "one-group", HAND, ("in member.optimizer.param_groups:\n            group[name] =", "in member.optimizer.param_groups[-1:]:\n            group[name] ="))  # fmt: skip
-bank.variant(5, "one-group", DEEP, ("in member.optimizer.param_groups:\n        for", "in member.optimizer.param_groups[:1]:\n        for"))  # fmt: skip
+bank.hint("one-group", "Only one of the optimizer's param_groups has the new values. There may be several.")
+bank.slip("one-group", (GROUPS, "    member.optimizer.param_groups[0].update(member.hyperparameters)\n"))
+bank.variant("one-group", HAND, ("in member.optimizer.param_groups:\n            group[name] =", "in member.optimizer.param_groups[-1:]:\n            group[name] ="))  # fmt: skip
+bank.variant("one-group", DEEP, ("in member.optimizer.param_groups:\n        for", "in member.optimizer.param_groups[:1]:\n        for"))  # fmt: skip
 
-bank.hint(5, "one-factor", "All hyperparameters get the same factor each time. Draw one for each.")
-bank.slip(5, "one-factor", (TIMES, "    factor = float(rng.choice((0.8, 1.25)))\n    for name in member.hyperparameters:\n        member.hyperparameters[name] *= factor\n"))  # fmt: skip
-bank.variant(5, "one-factor", DEEP, ("rng.random(len(member.hyperparameters))", "np.full(len(member.hyperparameters), rng.random())"))  # fmt: skip
+bank.hint("one-factor", "All hyperparameters get the same factor each time. Draw one for each.")
+bank.slip("one-factor", (TIMES, "    factor = float(rng.choice((0.8, 1.25)))\n    for name in member.hyperparameters:\n        member.hyperparameters[name] *= factor\n"))  # fmt: skip
+bank.variant("one-factor", DEEP, ("rng.random(len(member.hyperparameters))", "np.full(len(member.hyperparameters), rng.random())"))  # fmt: skip
 
-bank.hint(
-    5, "factor-not-drawn", "Two hyperparameters can go up or down in four ways. In {n} explorations, only {got} of "
+bank.hint("factor-not-drawn", "Two hyperparameters can go up or down in four ways. In {n} explorations, only {got} of "
                            "them came up."
 )  # fmt: skip
-bank.slip(
-    5, "factor-not-drawn", ("    for name in member", "    rng = np.random.default_rng(3)\n    for name in member")
-)
-bank.slip(5, "factor-not-drawn", (TIMES, "    for name, factor in zip(member.hyperparameters, rng.permutation((0.8, 1.25))):\n        member.hyperparameters[name] *= float(factor)\n"))  # fmt: skip
-bank.variant(5, "factor-not-drawn", DEEP, ("rng.random(len(member.hyperparameters)) < 0.5", "np.array([True, False])"))
+bank.slip("factor-not-drawn", ("    for name in member", "    rng = np.random.default_rng(3)\n    for name in member"))
+bank.slip("factor-not-drawn", (TIMES, "    for name, factor in zip(member.hyperparameters, rng.permutation((0.8, 1.25))):\n        member.hyperparameters[name] *= float(factor)\n"))  # fmt: skip
+bank.variant("factor-not-drawn", DEEP, ("rng.random(len(member.hyperparameters)) < 0.5", "np.array([True, False])"))
 
-bank.hint(5, "rng-ignored", "{name}, called again with a generator of the same seed, draws something else. Draw from `rng` alone.")  # fmt: skip
-bank.slip(5, "rng-ignored", ("float(rng.choice((0.8, 1.25)))", "float(np.random.choice((0.8, 1.25)))"))
-bank.slip(5, "rng-ignored", ("int(rng.choice(order[-quarter:]))", "order[-1 - int(torch.randint(quarter, ()))]"))
-bank.variant(5, "rng-ignored", HAND, ("rng.integers(0, 2, len(notes))", "torch.randint(2, (len(notes),))"))
-bank.variant(5, "rng-ignored", DEEP, ("rng.choice(order[", "np.random.choice(order["))
+bank.hint("rng-ignored", "{name}, called again with a generator of the same seed, draws something else. Draw from `rng` alone.")  # fmt: skip
+bank.slip("rng-ignored", ("float(rng.choice((0.8, 1.25)))", "float(np.random.choice((0.8, 1.25)))"))
+bank.slip("rng-ignored", ("int(rng.choice(order[-quarter:]))", "order[-1 - int(torch.randint(quarter, ()))]"))
+bank.variant("rng-ignored", HAND, ("rng.integers(0, 2, len(notes))", "torch.randint(2, (len(notes),))"))
+bank.variant("rng-ignored", DEEP, ("rng.choice(order[", "np.random.choice(order["))
 
-bank.hint(5, "places-changed", "The members are no longer in the same order in the list. Sort indices, not the "
+bank.hint("places-changed", "The members are no longer in the same order in the list. Sort indices, not the "
                                "list that you were given.")  # fmt: skip
 BY_LIST = '''
 def evolve(members, rng):
@@ -281,131 +264,128 @@ def evolve(members, rng):
     return found
 '''
 BY_LIST = DEEP[: DEEP.index("def evolve")] + BY_LIST.lstrip()
-bank.text(5, None, BY_LIST)
-bank.slip(5, "places-changed", ("    order = sorted(", "    members.sort(key=lambda m: -1 if math.isnan(m.value) else m.value)\n    values.sort()\n    order = sorted("))  # fmt: skip
-bank.hint(5, "member-replaced", "You replaced an object in the list by another. Change the member in place, as "
+bank.text(None, BY_LIST)
+bank.slip("places-changed", ("    order = sorted(", "    members.sort(key=lambda m: -1 if math.isnan(m.value) else m.value)\n    values.sort()\n    order = sorted("))  # fmt: skip
+bank.hint("member-replaced", "You replaced an object in the list by another. Change the member in place, as "
                                 "exploit does: other code may hold a reference to it.")  # fmt: skip
-bank.variant(5, "member-replaced", BY_LIST, ("        exploit(poor, good)\n        explore(poor, rng)\n        found.append((next(k for k, m in enumerate(members) if m is poor), next(k for k, m in enumerate(members) if m is good)))\n", "        a, b = members.index(poor), members.index(good)\n        members[a] = copy.deepcopy(good)\n        explore(members[a], rng)\n        found.append((a, b))\n"))  # fmt: skip
-bank.slip(5, "member-replaced", ("    for poor, good in pairs:\n", "    for poor, good in pairs:\n        members[poor] = copy.deepcopy(members[poor])\n"))  # fmt: skip
-bank.variant(5, "places-changed", BY_LIST, ("ranked = sorted(members, key=lambda m: -1 if math.isnan(m.value) else m.value)", "members.sort(key=lambda m: -1 if math.isnan(m.value) else m.value)\n    ranked = members"))  # fmt: skip
+bank.variant("member-replaced", BY_LIST, ("        exploit(poor, good)\n        explore(poor, rng)\n        found.append((next(k for k, m in enumerate(members) if m is poor), next(k for k, m in enumerate(members) if m is good)))\n", "        a, b = members.index(poor), members.index(good)\n        members[a] = copy.deepcopy(good)\n        explore(members[a], rng)\n        found.append((a, b))\n"))  # fmt: skip
+bank.slip("member-replaced", ("    for poor, good in pairs:\n", "    for poor, good in pairs:\n        members[poor] = copy.deepcopy(members[poor])\n"))  # fmt: skip
+bank.variant("places-changed", BY_LIST, ("ranked = sorted(members, key=lambda m: -1 if math.isnan(m.value) else m.value)", "members.sort(key=lambda m: -1 if math.isnan(m.value) else m.value)\n    ranked = members"))  # fmt: skip
 
-bank.hint(5, "nothing-evolved", "No member has changed. Do you call exploit on the members themselves, and for a "
+bank.hint("nothing-evolved", "No member has changed. Do you call exploit on the members themselves, and for a "
                                 "quarter of nine?")  # fmt: skip
-bank.slip(5, "nothing-evolved", ("        exploit(members[poor], members[good])\n        explore(members[poor], rng)\n", "        pass\n"))  # fmt: skip
-bank.slip(5, "nothing-evolved", ("    for poor, good in pairs:\n", "    members = copy.deepcopy(members)\n    for poor, good in pairs:\n"))  # fmt: skip
-bank.variant(5, "nothing-evolved", BY_LIST, ("sorted(members,", "sorted(copy.deepcopy(members),"), ("enumerate(members) if m is", "enumerate(members) if m.hyperparameters is not"))  # fmt: skip
+bank.slip("nothing-evolved", ("        exploit(members[poor], members[good])\n        explore(members[poor], rng)\n", "        pass\n"))  # fmt: skip
+bank.slip("nothing-evolved", ("    for poor, good in pairs:\n", "    members = copy.deepcopy(members)\n    for poor, good in pairs:\n"))  # fmt: skip
+bank.variant("nothing-evolved", BY_LIST, ("sorted(members,", "sorted(copy.deepcopy(members),"), ("enumerate(members) if m is", "enumerate(members) if m.hyperparameters is not"))  # fmt: skip
 
 bank.hint(
-    5,
     "best-changed",
     "These members changed: {got}. Some of them belong to the highest quarter. Those are copied, and go on "
     "unchanged. Only the lowest quarter, {expected}, changes.",
 )
-bank.slip(5, "best-changed", ("        explore(members[poor], rng)\n", "    for member in members:\n        explore(member, rng)\n"))  # fmt: skip
-bank.slip(5, "best-changed", ("explore(members[poor], rng)", "explore(members[good], rng)"))
-bank.slip(5, "best-changed", ("exploit(members[poor], members[good])", "exploit(members[good], members[poor])"))
-bank.slip(5, "best-changed", ("key=values.__getitem__)", "key=values.__getitem__, reverse=True)"))
-bank.variant(5, "best-changed", DEEP, ("    for k in poor:", "    for k in range(len(members)):"))
-bank.variant(5, "best-changed", BY_LIST, ("exploit(poor, good)", "exploit(good, poor)"))
+bank.slip("best-changed", ("        explore(members[poor], rng)\n", "    for member in members:\n        explore(member, rng)\n"))  # fmt: skip
+bank.slip("best-changed", ("explore(members[poor], rng)", "explore(members[good], rng)"))
+bank.slip("best-changed", ("exploit(members[poor], members[good])", "exploit(members[good], members[poor])"))
+bank.slip("best-changed", ("key=values.__getitem__)", "key=values.__getitem__, reverse=True)"))
+bank.variant("best-changed", DEEP, ("    for k in poor:", "    for k in range(len(members)):"))
+bank.variant("best-changed", BY_LIST, ("exploit(poor, good)", "exploit(good, poor)"))
 
 bank.hint(
-    5,
     "nan-not-worst",
     "These members changed: {got}. The lowest quarter is {expected}. A member with the value NaN (diverged) is the "
     "worst of all. Every comparison with NaN is false, so sorting puts it, and others, anywhere.",
 )
-bank.slip(5, "nan-not-worst", ("-math.inf if math.isnan(member.value) else member.value", "member.value"))
-bank.slip(5, "nan-not-worst", ("-math.inf if", "math.inf if"))
+bank.slip("nan-not-worst", ("-math.inf if math.isnan(member.value) else member.value", "member.value"))
+bank.slip("nan-not-worst", ("-math.inf if", "math.inf if"))
 bank.variant(
-    5, "nan-not-worst", DEEP, ("np.nan_to_num([m.value for m in members], nan=-1.0)", "[m.value for m in members]")
+    "nan-not-worst", DEEP, ("np.nan_to_num([m.value for m in members], nan=-1.0)", "[m.value for m in members]")
 )
-bank.variant(5, "nan-not-worst", HAND, ("(not math.isnan(members[k].value), members[k].value)", "members[k].value"))
-
-bank.hint(5, "quarter-wrong", "These members changed: {got}. The lowest quarter of nine, rounded down, is two "
-                              "members: {expected}.")
-bank.slip(5, "quarter-wrong", ("len(members) // 4", "round(len(members) / 4 + 0.5)"))
-bank.slip(5, "quarter-wrong", ("len(members) // 4", "len(members) // 5"))
-bank.variant(5, "quarter-wrong", HAND, ("n = max(1, len(members) // 4)", "n = 3"))
-bank.variant(5, "quarter-wrong", DEEP, ("n = max(len(members) // 4, 1)", "n = 1"))
-
-bank.hint(5, "pairs-form", "evolve returns a list of pairs of indices, [(the copier, the copied), …], two ints each.")
-bank.slip(5, "pairs-form", ("    return pairs", "    return [(members[poor], members[good]) for poor, good in pairs]"))
-bank.slip(5, "pairs-form", ("    return pairs", "    return [poor for poor, _ in pairs]"))
-bank.variant(5, "pairs-form", DEEP, ("return list(zip(poor.tolist(), good.tolist()))", "return poor, good, order"))
-bank.slip(5, "nothing-returned", ("    return pairs", "    pairs"))
-
-bank.hint(5, "pairs-wrong", "The first of each pair is the index of the member that copied. The members that "
-                            "changed are {expected}; your pairs say {got}.")  # fmt: skip
-bank.slip(5, "pairs-wrong", ("    return pairs", "    return [(good, poor) for poor, good in pairs]"))
-bank.slip(5, "pairs-wrong", ("    return pairs", "    return pairs[:1]"))
-bank.variant(5, "pairs-wrong", DEEP, ("zip(poor.tolist(), good.tolist())", "zip(good.tolist(), poor.tolist())"))
-
-bank.hint(5, "not-from-best", "You copied {got}. The highest quarter is {expected}.")
-bank.slip(5, "not-from-best", ("rng.choice(order[-quarter:])", "rng.choice(order[quarter:])"))
-bank.slip(5, "not-from-best", ("rng.choice(order[-quarter:])", "rng.choice(order[-quarter - 1:])"))
-bank.slip(5, "not-from-best", ("rng.choice(order[-quarter:])", "rng.choice(order[-math.ceil(len(order) / 4):])"))
-bank.slip(5, "not-from-best", ("rng.choice(order[-quarter:])", "rng.choice(order[-2 * quarter:])"))
-bank.slip(5, "not-from-best", ("rng.choice(order[-quarter:])", "rng.choice(order[quarter : 2 * quarter])"))
-bank.variant(5, "not-from-best", HAND, ("top, found = ranked[::-1][:n]", "top, found = ranked[n:][:n]"))
-bank.variant(5, "not-from-best", BY_LIST, ("ranked[-1 - int(rng.integers(quarter))]", "ranked[-3]"))
-
-bank.hint(5, "evolve-not-copied", "The member that copied doesn't match the one that it copied ({what}): your "
-                                  "pairs say one thing, the networks another.")  # fmt: skip
-bank.slip(5, "evolve-not-copied", ("        exploit(members[poor], members[good])\n", ""))
-bank.slip(5, "evolve-not-copied", ("exploit(members[poor], members[good])", "exploit(members[poor], members[0])"))
-bank.variant(5, "evolve-not-copied", HAND, ("        exploit(members[poor], members[good])\n", ""))
+bank.variant("nan-not-worst", HAND, ("(not math.isnan(members[k].value), members[k].value)", "members[k].value"))
 
 bank.hint(
-    5,
+    "quarter-wrong",
+    "These members changed: {got}. The lowest quarter of nine, rounded down, is two members: {expected}.",
+)
+bank.slip("quarter-wrong", ("len(members) // 4", "round(len(members) / 4 + 0.5)"))
+bank.slip("quarter-wrong", ("len(members) // 4", "len(members) // 5"))
+bank.variant("quarter-wrong", HAND, ("n = max(1, len(members) // 4)", "n = 3"))
+bank.variant("quarter-wrong", DEEP, ("n = max(len(members) // 4, 1)", "n = 1"))
+
+bank.hint("pairs-form", "evolve returns a list of pairs of indices, [(the copier, the copied), …], two ints each.")
+bank.slip("pairs-form", ("    return pairs", "    return [(members[poor], members[good]) for poor, good in pairs]"))
+bank.slip("pairs-form", ("    return pairs", "    return [poor for poor, _ in pairs]"))
+bank.variant("pairs-form", DEEP, ("return list(zip(poor.tolist(), good.tolist()))", "return poor, good, order"))
+bank.slip("nothing-returned", ("    return pairs", "    pairs"))
+
+bank.hint("pairs-wrong", "The first of each pair is the index of the member that copied. The members that "
+                            "changed are {expected}; your pairs say {got}.")  # fmt: skip
+bank.slip("pairs-wrong", ("    return pairs", "    return [(good, poor) for poor, good in pairs]"))
+bank.slip("pairs-wrong", ("    return pairs", "    return pairs[:1]"))
+bank.variant("pairs-wrong", DEEP, ("zip(poor.tolist(), good.tolist())", "zip(good.tolist(), poor.tolist())"))
+
+bank.hint("not-from-best", "You copied {got}. The highest quarter is {expected}.")
+bank.slip("not-from-best", ("rng.choice(order[-quarter:])", "rng.choice(order[quarter:])"))
+bank.slip("not-from-best", ("rng.choice(order[-quarter:])", "rng.choice(order[-quarter - 1:])"))
+bank.slip("not-from-best", ("rng.choice(order[-quarter:])", "rng.choice(order[-math.ceil(len(order) / 4):])"))
+bank.slip("not-from-best", ("rng.choice(order[-quarter:])", "rng.choice(order[-2 * quarter:])"))
+bank.slip("not-from-best", ("rng.choice(order[-quarter:])", "rng.choice(order[quarter : 2 * quarter])"))
+bank.variant("not-from-best", HAND, ("top, found = ranked[::-1][:n]", "top, found = ranked[n:][:n]"))
+bank.variant("not-from-best", BY_LIST, ("ranked[-1 - int(rng.integers(quarter))]", "ranked[-3]"))
+
+bank.hint("evolve-not-copied", "The member that copied doesn't match the one that it copied ({what}): your "
+                                  "pairs say one thing, the networks another.")  # fmt: skip
+bank.slip("evolve-not-copied", ("        exploit(members[poor], members[good])\n", ""))
+bank.slip("evolve-not-copied", ("exploit(members[poor], members[good])", "exploit(members[poor], members[0])"))
+bank.variant("evolve-not-copied", HAND, ("        exploit(members[poor], members[good])\n", ""))
+
+bank.hint(
     "evolve-not-explored",
     "In evolve, the rates of a member that copied are not those of the copied one times 0.8 or 1.25. Each explores "
     "once, after it has copied: the copy overwrites anything drawn before.",
 )
-bank.slip(5, "evolve-not-explored", ("        explore(members[poor], rng)\n", ""))
-bank.slip(5, "evolve-not-explored", ("        exploit(members[poor], members[good])\n        explore(members[poor], rng)\n", "        explore(members[poor], rng)\n        exploit(members[poor], members[good])\n"))  # fmt: skip
-bank.variant(5, "evolve-not-explored", DEEP, ("        explore(members[k], rng)\n", "        pass\n"))
-bank.variant(5, "evolve-not-explored", BY_LIST, ("        explore(poor, rng)\n", "        explore(poor, rng)\n        explore(poor, rng)\n"))  # fmt: skip
+bank.slip("evolve-not-explored", ("        explore(members[poor], rng)\n", ""))
+bank.slip("evolve-not-explored", ("        exploit(members[poor], members[good])\n        explore(members[poor], rng)\n", "        explore(members[poor], rng)\n        exploit(members[poor], members[good])\n"))  # fmt: skip
+bank.variant("evolve-not-explored", DEEP, ("        explore(members[k], rng)\n", "        pass\n"))
+bank.variant("evolve-not-explored", BY_LIST, ("        explore(poor, rng)\n", "        explore(poor, rng)\n        explore(poor, rng)\n"))  # fmt: skip
 
-bank.hint(5, "not-drawn", "In all of eight runs, the same members copied the same ones. Draw whom to copy from the "
+bank.hint("not-drawn", "In all of eight runs, the same members copied the same ones. Draw whom to copy from the "
                           "highest quarter.")  # fmt: skip
-bank.slip(5, "not-drawn", ("int(rng.choice(order[-quarter:]))", "order[-1]"))
-bank.slip(5, "not-drawn", ("[(poor, int(rng.choice(order[-quarter:]))) for poor in order[:quarter]]", "list(zip(order[:quarter], order[-quarter:]))"))  # fmt: skip
-bank.variant(5, "not-drawn", HAND, ("top[rng.integers(n)]", "top[0]"))
+bank.slip("not-drawn", ("int(rng.choice(order[-quarter:]))", "order[-1]"))
+bank.slip("not-drawn", ("[(poor, int(rng.choice(order[-quarter:]))) for poor in order[:quarter]]", "list(zip(order[:quarter], order[-quarter:]))"))  # fmt: skip
+bank.variant("not-drawn", HAND, ("top[rng.integers(n)]", "top[0]"))
 
-bank.hint(5, "at-least-one", "Of three members with the values 0.9, 0.3, 0.8, one copies another: [(1, 0)]. A "
+bank.hint("at-least-one", "Of three members with the values 0.9, 0.3, 0.8, one copies another: [(1, 0)]. A "
                              "quarter is at least one member.")  # fmt: skip
-bank.slip(5, "at-least-one", ("max(1, len(members) // 4)", "len(members) // 4"))
-bank.variant(5, "at-least-one", BY_LIST, ("max(1, len(members) // 4)", "len(members) // 4"))
+bank.slip("at-least-one", ("max(1, len(members) // 4)", "len(members) // 4"))
+bank.variant("at-least-one", BY_LIST, ("max(1, len(members) // 4)", "len(members) // 4"))
 
-bank.hint(5, "other-name", "With a third hyperparameter, eps, explore multiplied eps by {got}, not by 0.8 or 1.25, "
+bank.hint("other-name", "With a third hyperparameter, eps, explore multiplied eps by {got}, not by 0.8 or 1.25, "
                            "in the dictionary or in the optimizer. Take the names from member.hyperparameters.")  # fmt: skip
-bank.slip(5, "other-name", ("    for name in member.hyperparameters:", '    for name in ("lr", "weight_decay"):'))
-bank.slip(5, "other-name", ("group.update(member.hyperparameters)", 'group["lr"], group["weight_decay"] = member.hyperparameters["lr"], member.hyperparameters["weight_decay"]'))  # fmt: skip
-bank.variant(5, "other-name", HAND, ("            group[name] = notes[name]", '            group[name] = group[name] if name == "eps" else notes[name]'))  # fmt: skip
+bank.slip("other-name", ("    for name in member.hyperparameters:", '    for name in ("lr", "weight_decay"):'))
+bank.slip("other-name", ("group.update(member.hyperparameters)", 'group["lr"], group["weight_decay"] = member.hyperparameters["lr"], member.hyperparameters["weight_decay"]'))  # fmt: skip
+bank.variant("other-name", HAND, ("            group[name] = notes[name]", '            group[name] = group[name] if name == "eps" else notes[name]'))  # fmt: skip
 
-bank.hint(5, "quarter-rounded", "Of fifteen members, three copy: {expected}. 15 // 4 is 3. Your pairs say {got}.")
-bank.slip(5, "quarter-rounded", ("len(members) // 4", "round(len(members) / 4)"))
-bank.slip(5, "quarter-rounded", ("max(1, len(members) // 4)", "max(1, min(2, len(members) // 4))"))
-bank.variant(5, "quarter-rounded", DEEP, ("max(len(members) // 4, 1)", "max(int(len(members) / 4 + 0.5), 1)"))
+bank.hint("quarter-rounded", "Of fifteen members, three copy: {expected}. 15 // 4 is 3. Your pairs say {got}.")
+bank.slip("quarter-rounded", ("len(members) // 4", "round(len(members) / 4)"))
+bank.slip("quarter-rounded", ("max(1, len(members) // 4)", "max(1, min(2, len(members) // 4))"))
+bank.variant("quarter-rounded", DEEP, ("max(len(members) // 4, 1)", "max(int(len(members) / 4 + 0.5), 1)"))
 
 bank.hint(
-    5, "one-for-all", "In each of eight runs with fifteen members, all three copied the same one. Draw again for each."
+    "one-for-all", "In each of eight runs with fifteen members, all three copied the same one. Draw again for each."
 )
-bank.slip(5, "one-for-all", ("    pairs = [(poor, int(rng.choice(order[-quarter:]))) for", "    one = int(rng.choice(order[-quarter:]))\n    pairs = [(poor, one) for"))  # fmt: skip
-bank.variant(5, "one-for-all", HAND, ("    for poor in ranked[:n]:\n        good = top[rng.integers(n)]\n", "    good = top[rng.integers(n)]\n    for poor in ranked[:n]:\n"))  # fmt: skip
+bank.slip("one-for-all", ("    pairs = [(poor, int(rng.choice(order[-quarter:]))) for", "    one = int(rng.choice(order[-quarter:]))\n    pairs = [(poor, one) for"))  # fmt: skip
+bank.variant("one-for-all", HAND, ("    for poor in ranked[:n]:\n        good = top[rng.integers(n)]\n", "    good = top[rng.integers(n)]\n    for poor in ranked[:n]:\n"))  # fmt: skip
 
 bank.hint(
-    5,
     "drawn-for-optimizer",
     "The optimizer's new values differ from the dictionary's: you drew another factor for it. Write the "
     "dictionary's values into its param_groups.",
 )
 bank.slip(
-    5,
     "drawn-for-optimizer",
     (
         "group.update(member.hyperparameters)",
         "group.update({k: group[k] * float(rng.choice((0.8, 1.25))) for k in member.hyperparameters})",
     ),
 )
-bank.variant(5, "drawn-for-optimizer", HAND, ("group[name] = notes[name]", "group[name] *= rng.choice((0.8, 1.25))"))
+bank.variant("drawn-for-optimizer", HAND, ("group[name] = notes[name]", "group[name] *= rng.choice((0.8, 1.25))"))

@@ -2,7 +2,7 @@
 
 from tests.answers.bank import Bank
 
-bank = Bank("12_large_models", whole=True)
+bank = Bank("12_large_models", 4, whole=True)
 hint, slip, variant = bank.hint, bank.slip, bank.variant
 
 # one list of all that was kept, taken apart at the end; sizes as products, tensor by tensor
@@ -50,7 +50,7 @@ def predict_memory(config, batch):
         "optimizer states": weights * 8,
     }
 """
-bank.text(4, None, LISTS)
+bank.text(None, LISTS)
 
 # a stack of contexts; the planner's bytes for the states, the largest terms for the activations
 COARSE = """
@@ -74,7 +74,7 @@ def predict_memory(config, batch):
     numbers += config.channels * config.patches * config.patch**2 + config.classes
     return dict(zip(("parameters", "gradients", "optimizer states", "activations"), (states.parameters, states.gradients, states.optimizer, 4 * batch * numbers)))
 """
-bank.text(4, None, "import itertools\n" + COARSE)
+bank.text(None, "import itertools\n" + COARSE)
 
 SEEN = (
     "    seen = {t.untyped_storage().data_ptr() for layer in layers for t in [*layer.parameters(), *layer.buffers()]}\n"
@@ -82,32 +82,31 @@ SEEN = (
 ADD = "            found[-1] += storage.nbytes()\n"
 FIRST = "            seen.add(storage.data_ptr())\n"
 
-slip(4, "nothing-returned", ("    return found\n", ""))
-hint(4, "kept-form", "kept_bytes returns a list with one number for each layer.")
-slip(4, "kept-form", ("    return found\n", "    return sum(found)\n"))
-variant(4, "kept-form", LISTS, ("return sizes", "return dict(enumerate(sizes))"))
+slip("nothing-returned", ("    return found\n", ""))
+hint("kept-form", "kept_bytes returns a list with one number for each layer.")
+slip("kept-form", ("    return found\n", "    return sum(found)\n"))
+variant("kept-form", LISTS, ("return sizes", "return dict(enumerate(sizes))"))
 
-hint(4, "wrong-kept", "In “{stack}”, layers[{layer}] keeps {true} bytes, not {bytes}.")
-slip(4, "wrong-kept", (ADD, "            found[-1] += storage.nbytes() // 2\n"))
-variant(4, "wrong-kept", LISTS, ("sizes[at] += size", "sizes[-1 - at] += size"))
+hint("wrong-kept", "In “{stack}”, layers[{layer}] keeps {true} bytes, not {bytes}.")
+slip("wrong-kept", (ADD, "            found[-1] += storage.nbytes() // 2\n"))
+variant("wrong-kept", LISTS, ("sizes[at] += size", "sizes[-1 - at] += size"))
 
-hint(4, "counted-twice", "In “{stack}”, you count {bytes} bytes for layers[{layer}]; {true} is right. A storage "
+hint("counted-twice", "In “{stack}”, you count {bytes} bytes for layers[{layer}]; {true} is right. A storage "
                          "that is kept twice, by one layer or by two, is in memory once. Remember the storages' "
                          "addresses, data_ptr(). (An object's id() is soon reused, and a view has its "
                          "own address.)")  # fmt: skip
-slip(4, "counted-twice", (FIRST, ""))
-slip(4, "counted-twice", ("            found.append(0)\n", "            found.append(0)\n            seen = {t.untyped_storage().data_ptr() for t in [*layer.parameters(), *layer.buffers()]}\n"), (
+slip("counted-twice", (FIRST, ""))
+slip("counted-twice", ("            found.append(0)\n", "            found.append(0)\n            seen = {t.untyped_storage().data_ptr() for t in [*layer.parameters(), *layer.buffers()]}\n"), (
     "    def note(tensor):\n", "    def note(tensor):\n        nonlocal seen\n"))  # fmt: skip
-variant(4, "counted-twice", LISTS, ("            known.add(key)\n", ""))
-slip(4, "counted-twice", ("if storage.data_ptr() not in seen", "if id(tensor) not in seen"), ("seen.add(storage.data_ptr())", "seen.add(id(tensor))"), (
+variant("counted-twice", LISTS, ("            known.add(key)\n", ""))
+slip("counted-twice", ("if storage.data_ptr() not in seen", "if id(tensor) not in seen"), ("seen.add(storage.data_ptr())", "seen.add(id(tensor))"), (
     "    def note(tensor):\n        storage = tensor.untyped_storage()\n", "    parameters, hold = set(seen), []\n\n    def note(tensor):\n        hold.append(tensor)\n        storage = tensor.untyped_storage()\n        if storage.data_ptr() in parameters:\n            return tensor\n"))  # fmt: skip
 
-hint(4, "parameters-counted", "In “{stack}”, you count {bytes} bytes for layers[{layer}]; {true} is right. Weights "
+hint("parameters-counted", "In “{stack}”, you count {bytes} bytes for layers[{layer}]; {true} is right. Weights "
                               "are kept for backward too, but they are in memory anyway, and counted elsewhere. "
                               "Leave out the storages of all parameters.")  # fmt: skip
-slip(4, "parameters-counted", (SEEN, "    seen = set()\n"))
+slip("parameters-counted", (SEEN, "    seen = set()\n"))
 slip(
-    4,
     "parameters-counted",
     (
         "        storage = tensor.untyped_storage()\n        if ",
@@ -115,30 +114,29 @@ slip(
     ),
     (SEEN, "    seen = set()\n"),
 )
-variant(4, "parameters-counted", LISTS, ("{t.untyped_storage()._cdata for t in there}", "set()"))
+variant("parameters-counted", LISTS, ("{t.untyped_storage()._cdata for t in there}", "set()"))
 
 hint(
-    4,
     "buffers-counted",
     "In “{stack}”, you count {bytes} bytes for layers[{layer}]; {true} is right. A buffer is in memory anyway, "
     "like a parameter. Leave it out.",
 )
-slip(4, "buffers-counted", ("[*layer.parameters(), *layer.buffers()]", "layer.parameters()"))
-variant(4, "buffers-counted", LISTS, ("layer.state_dict(keep_vars=True).values()", "layer.parameters()"))
+slip("buffers-counted", ("[*layer.parameters(), *layer.buffers()]", "layer.parameters()"))
+variant("buffers-counted", LISTS, ("layer.state_dict(keep_vars=True).values()", "layer.parameters()"))
 
-hint(4, "bytes-of-views", "In “{stack}”, you count {bytes} bytes for layers[{layer}]; {true} is right. The layer "
+hint("bytes-of-views", "In “{stack}”, you count {bytes} bytes for layers[{layer}]; {true} is right. The layer "
                           "keeps a view, and a view keeps its whole storage alive. Count the "
                           "storage's bytes.")  # fmt: skip
-slip(4, "bytes-of-views", ("storage.nbytes()", "tensor.nbytes"))
-slip(4, "bytes-of-views", ("storage.nbytes()", "4 * tensor.numel()"))
-variant(4, "bytes-of-views", LISTS, ("t.untyped_storage().nbytes()", "t.numel() * t.element_size()"))
+slip("bytes-of-views", ("storage.nbytes()", "tensor.nbytes"))
+slip("bytes-of-views", ("storage.nbytes()", "4 * tensor.numel()"))
+variant("bytes-of-views", LISTS, ("t.untyped_storage().nbytes()", "t.numel() * t.element_size()"))
 
-hint(4, "four-bytes", "In “{stack}”, you count {bytes} bytes for layers[{layer}]; {true} is right. Not every "
+hint("four-bytes", "In “{stack}”, you count {bytes} bytes for layers[{layer}]; {true} is right. Not every "
                       "number has four bytes: one of a mask has one, one in float64 has eight.")  # fmt: skip
-slip(4, "four-bytes", ("storage.nbytes()", "4 * (storage.nbytes() // tensor.element_size())"))
-variant(4, "four-bytes", LISTS, ("t.untyped_storage().nbytes()", "t.untyped_storage().nbytes() // t.itemsize * 4"))
+slip("four-bytes", ("storage.nbytes()", "4 * (storage.nbytes() // tensor.element_size())"))
+variant("four-bytes", LISTS, ("t.untyped_storage().nbytes()", "t.untyped_storage().nbytes() // t.itemsize * 4"))
 
-hint(4, "outputs-counted", "In “{stack}”, you count {bytes} bytes for layers[{layer}]; {true} is right. A layer "
+hint("outputs-counted", "In “{stack}”, you count {bytes} bytes for layers[{layer}]; {true} is right. A layer "
                            "keeps neither simply its input nor simply its output. Ask autograd, with saved-tensor "
                            "hooks.")  # fmt: skip
 OUTPUTS = (
@@ -146,31 +144,29 @@ OUTPUTS = (
     + "def kept_bytes(layers, x):\n    sizes = []\n    for layer in layers:\n        x = layer(x)\n        sizes.append(x.nbytes)\n    return sizes\n\n\ndef predict_memory"
     + LISTS.split("def predict_memory")[1]
 )
-bank.text(4, "outputs-counted", OUTPUTS)
-variant(4, "outputs-counted", OUTPUTS, ("x.nbytes", "x.untyped_storage().nbytes()"))
+bank.text("outputs-counted", OUTPUTS)
+variant("outputs-counted", OUTPUTS, ("x.nbytes", "x.untyped_storage().nbytes()"))
 
 INPUTS = OUTPUTS.replace(
     "        x = layer(x)\n        sizes.append(x.nbytes)\n", "        sizes.append(x.nbytes)\n        x = layer(x)\n"
 )
-bank.text(4, "outputs-counted", INPUTS)
-variant(4, "outputs-counted", INPUTS, ("x.nbytes", "x.numel() * x.element_size()"))
+bank.text("outputs-counted", INPUTS)
+variant("outputs-counted", INPUTS, ("x.nbytes", "x.numel() * x.element_size()"))
 
-hint(4, "sums-so-far", "In “{stack}”, you count {bytes} bytes for layers[{layer}]; {true} is right. Yours looks "
+hint("sums-so-far", "In “{stack}”, you count {bytes} bytes for layers[{layer}]; {true} is right. Yours looks "
                        "like the sum of this layer and those before it. Start at 0 for each layer.")  # fmt: skip
-slip(4, "sums-so-far", ("found.append(0)", "found.append(found[-1] if found else 0)"))
-variant(4, "sums-so-far", LISTS, ("return sizes", "return [sum(sizes[: i + 1]) for i in range(len(sizes))]"))
+slip("sums-so-far", ("found.append(0)", "found.append(found[-1] if found else 0)"))
+variant("sums-so-far", LISTS, ("return sizes", "return [sum(sizes[: i + 1]) for i in range(len(sizes))]"))
 
 hint(
-    4,
     "parts-form",
     'predict_memory returns a dictionary with the keys "parameters", "gradients", "optimizer states" and "activations".',
 )
-slip(4, "parts-form", ('"optimizer states"', '"states"'))
-variant(4, "parts-form", LISTS, ('"optimizer states"', '"optimizer"'))
+slip("parts-form", ('"optimizer states"', '"states"'))
+variant("parts-form", LISTS, ('"optimizer states"', '"optimizer"'))
 
-hint(4, "model-run", "predict_memory ran the model. It must predict: use formulas, and compute nothing with the model.")
+hint("model-run", "predict_memory ran the model. It must predict: use formulas, and compute nothing with the model.")
 slip(
-    4,
     "model-run",
     ("    s, d, f, h", "    model = ViT(config)\n    model(torch.zeros(batch, 3, *config.image))\n    s, d, f, h"),
     (
@@ -179,7 +175,6 @@ slip(
     ),
 )
 variant(
-    4,
     "model-run",
     LISTS,
     (
@@ -188,49 +183,48 @@ variant(
     ),
 )
 
-hint(4, "weights-allocated", "predict_memory allocated large tensors. It must also work for a model of 100 billion "
+hint("weights-allocated", "predict_memory allocated large tensors. It must also work for a model of 100 billion "
                              "parameters: build the model on the meta device, or count by formula.")  # fmt: skip
-slip(4, "weights-allocated", ('torch.device("meta")', 'torch.device("cpu")'))
-variant(4, "weights-allocated", LISTS, ("    tokens = 1 +", "    ViT(config)\n    tokens = 1 +"))
+slip("weights-allocated", ('torch.device("meta")', 'torch.device("cpu")'))
+variant("weights-allocated", LISTS, ("    tokens = 1 +", "    ViT(config)\n    tokens = 1 +"))
 
-hint(4, "wrong-parameters", "For four transformers, your bytes of the parameters, divided by the true ones, give "
-                            "{ratios}.")
-slip(4, "wrong-parameters", ('"parameters": 4 * n', '"parameters": n'))
-variant(4, "wrong-parameters", LISTS, ("+ d + d + tokens * d", "+ d + d"))
 hint(
-    4,
+    "wrong-parameters",
+    "For four transformers, your bytes of the parameters, divided by the true ones, give {ratios}.",
+)
+slip("wrong-parameters", ('"parameters": 4 * n', '"parameters": n'))
+variant("wrong-parameters", LISTS, ("+ d + d + tokens * d", "+ d + d"))
+hint(
     "wrong-gradients",
     "For four transformers, your bytes of the gradients, divided by the true ones, give {ratios}. Each parameter "
     "has one gradient, in float32.",
 )
-slip(4, "wrong-gradients", ('"gradients": 4 * n', '"gradients": 2 * n'))
-variant(4, "wrong-gradients", LISTS, ('"gradients": weights * 4', '"gradients": weights * 8'))
+slip("wrong-gradients", ('"gradients": 4 * n', '"gradients": 2 * n'))
+variant("wrong-gradients", LISTS, ('"gradients": weights * 4', '"gradients": weights * 8'))
 hint(
-    4,
     "wrong-states",
     "For four transformers, your bytes of the optimizer states, divided by the true ones, give {ratios}. AdamW "
     "keeps two numbers for each parameter.",
 )
-slip(4, "wrong-states", ('"optimizer states": 8 * n', '"optimizer states": 4 * n'))
-slip(4, "wrong-states", ('"optimizer states": 8 * n', '"optimizer states": 12 * n'))
-variant(4, "wrong-states", LISTS, ('"optimizer states": weights * 8', '"optimizer states": weights * 16'))
+slip("wrong-states", ('"optimizer states": 8 * n', '"optimizer states": 4 * n'))
+slip("wrong-states", ('"optimizer states": 8 * n', '"optimizer states": 12 * n'))
+variant("wrong-states", LISTS, ('"optimizer states": weights * 8', '"optimizer states": weights * 16'))
 
 hint(
-    4,
     "wrong-activations",
     "For four transformers (one with many tokens, one with few, one mostly head, one mostly image), your "
     "activations divided by the measured ones give {ratios}. Go through the table, operation by operation.",
 )
-slip(4, "wrong-activations", ("head = norm + s * d + config.classes", "head = 9 * config.classes"))
-slip(4, "wrong-activations", ("norm = s * (d + 2)", "norm = s * 2 * d"))
-variant(4, "wrong-activations", LISTS, ("config.layers * sum", "2 * sum"))
+slip("wrong-activations", ("head = norm + s * d + config.classes", "head = 9 * config.classes"))
+slip("wrong-activations", ("norm = s * (d + 2)", "norm = s * 2 * d"))
+variant("wrong-activations", LISTS, ("config.layers * sum", "2 * sum"))
 
 
 def activations(slug, text, change, other):
     """A hint for a term of the formula: a slip of the solution, and the same in the other design."""
-    hint(4, slug, text + " Your bytes divided by the measured ones: {ratios}.")
-    slip(4, slug, change)
-    variant(4, slug, LISTS, other)
+    hint(slug, text + " Your bytes divided by the measured ones: {ratios}.")
+    slip(slug, change)
+    variant(slug, LISTS, other)
 
 
 activations("gelu-once", "After the wide linear layer, two tensors of width ffn_width are kept: GELU's input, and its output, which the next layer reads.",
@@ -243,8 +237,8 @@ activations("norm-outputs-missing", "In each block, one tensor of the size of it
             ("3 * d + d + h", "3 * d + h"), ("2 * (2 * x", "2 * (1.5 * x"))  # fmt: skip
 activations("qkv-once", "In each block, two tensors of the size of its input are missing. Queries, keys and values are three such tensors. Each of the two norms keeps its input, and the linear layer after it keeps the norm's output.",
             ("3 * d + d + h", "d + d + h"), ('"qkv": 3 * x', '"qkv": x'))  # fmt: skip
-slip(4, "qkv-once", ("s * (d + 3 * d + d + h)", "s * (3 * d + d + h)"), ("s * (d + f + f)", "s * (f + f)"))
-slip(4, "qkv-once", ("norm = s * (d + 2)", "norm = s * 2"))
+slip("qkv-once", ("s * (d + 3 * d + d + h)", "s * (3 * d + d + h)"), ("s * (d + f + f)", "s * (f + f)"))
+slip("qkv-once", ("norm = s * (d + 2)", "norm = s * 2"))
 activations("no-image", "The convolution keeps its input, the image.",
             ("image = config", "image = 0 * config"), ("ends = batch *", "ends = 0 * batch *"))  # fmt: skip
 activations("no-batch", "Activations are kept for each image of the batch.",
@@ -257,9 +251,9 @@ activations("no-logits", "The cross-entropy keeps one number for each class.",
             (" + config.classes", ""), (" + 4 * batch * config.classes", ""))  # fmt: skip
 activations("ends-missing", "After the blocks, the norm keeps its input, all tokens, and the head keeps the norm's whole output, because the class token is a view of it.",
             ("head = norm + s * d", "head = s * d"), ("* 4 + 2 * x + 2 * small", "* 4 + x"))  # fmt: skip
-slip(4, "ends-missing", ("head = norm + s * d", "head = norm + d"))
-slip(4, "ends-missing", ("head = norm + s * d", "head = d"))
-slip(4, "norm-outputs-missing", ("(norm + attention + norm", "(norm + attention"))
+slip("ends-missing", ("head = norm + s * d", "head = norm + d"))
+slip("ends-missing", ("head = norm + s * d", "head = d"))
+slip("norm-outputs-missing", ("(norm + attention + norm", "(norm + attention"))
 activations(
     "one-block",
     "You count one block; there are config.layers.",
@@ -276,12 +270,26 @@ ESTIMATED = (
     return states | {"activations": found.activations}
 """
 )
-bank.text(4, "model-run", ESTIMATED, variant=True)
+bank.text("model-run", ESTIMATED, variant=True)
 
 activations("small-terms", "A small term is missing. Beside its input, a layer norm keeps a mean and a deviation for each token, and fused attention keeps one number for each head and token.",
             ("s * (d + 2)", "s * d"), ("2 * (2 * x + 2 * small)", "2 * (2 * x)"))  # fmt: skip
-slip(4, "small-terms", ("3 * d + d + h)", "3 * d + d)"))
-slip(4, "small-terms", ("3 * d + d + h)", "3 * d + d)"), ("s * (d + 2)", "s * d"))
-slip(4, "small-terms", ("3 * d + d + h)", "3 * d + d + 1)"))
-slip(4, "small-terms", ("s * (d + 2)", "s * (d + 1)"))
-variant(4, "small-terms", LISTS, ("x + small * config.heads", "x"))
+slip("small-terms", ("3 * d + d + h)", "3 * d + d)"))
+slip("small-terms", ("3 * d + d + h)", "3 * d + d)"), ("s * (d + 2)", "s * d"))
+slip("small-terms", ("3 * d + d + h)", "3 * d + d + 1)"))
+slip("small-terms", ("s * (d + 2)", "s * (d + 1)"))
+variant("small-terms", LISTS, ("x + small * config.heads", "x"))
+
+bank.edge(
+    "buffers-counted",
+    "bytes-of-views",
+    "counted-twice",
+    "ends-missing",
+    "four-bytes",
+    "no-class-token",
+    "no-image",
+    "no-logits",
+    "small-terms",
+)
+
+bank.edge("gelu-once", "sums-counted")

@@ -2,7 +2,7 @@
 
 from tests.answers.bank import Bank
 
-bank = Bank("12_large_models", whole=True)
+bank = Bank("12_large_models", 5, whole=True)
 hint, slip, variant = bank.hint, bank.slip, bank.variant
 
 # an integer program: held before i is the sum of what is kept, less what recomputing saves
@@ -34,7 +34,7 @@ def choose_blocks(blocks, budget):
     )
     return None if found.x is None else [bool(x > 0.5) for x in found.x]
 """
-bank.text(5, None, PROGRAM)
+bank.text(None, PROGRAM)
 
 # from the last block to the first, with a memory of what has been solved
 RECURSION = """
@@ -66,7 +66,7 @@ def choose_blocks(blocks, budget):
     best = solve(0, 0)
     return None if best is None else list(best[1])
 """
-bank.text(5, None, RECURSION)
+bank.text(None, RECURSION)
 
 # a front: only ways that no other beats in both, bytes and operations
 FRONT = """
@@ -89,95 +89,89 @@ def choose_blocks(blocks, budget):
                 front.append(way)
     return front[-1][2] if front else None
 """
-bank.text(5, None, FRONT)
+bank.text(None, FRONT)
 
 WORK = "        peak = max(peak, held + block.work)\n"
 HELD = "        held += block.input if again else block.kept\n"
 FRONT_WORK = "        sums += [held + work]\n"
 FRONT_HELD = "        held = held + (inp if again else kept)\n"
 
-slip(5, "nothing-returned", ("    return peak\n", ""))
+slip("nothing-returned", ("    return peak\n", ""))
 
-hint(5, "wrong-peak", "That is not the peak. For each block, add its work to what the blocks before it hold (what "
+hint("wrong-peak", "That is not the peak. For each block, add its work to what the blocks before it hold (what "
                       "they keep, or only their input if they are recomputed). The peak is the largest of these "
                       "sums.")  # fmt: skip
-slip(5, "wrong-peak", (WORK, "        peak = max(peak, block.work)\n"))
-variant(5, "wrong-peak", FRONT, ("max(sums)", "sums[-1]"))
+slip("wrong-peak", (WORK, "        peak = max(peak, block.work)\n"))
+variant("wrong-peak", FRONT, ("max(sums)", "sums[-1]"))
 
-hint(5, "live-block-forgotten", "That is what all blocks hold at the end of the forward pass. But a block at work "
+hint("live-block-forgotten", "That is what all blocks hold at the end of the forward pass. But a block at work "
                                 "needs more: while it is recomputed, all its activations are in memory again, "
                                 "beside what the blocks before it hold.")  # fmt: skip
-slip(5, "live-block-forgotten", (WORK, ""), (HELD, HELD + "        peak = held\n"))
-variant(5, "live-block-forgotten", FRONT, ("max(sums)", "held"))
+slip("live-block-forgotten", (WORK, ""), (HELD, HELD + "        peak = held\n"))
+variant("live-block-forgotten", FRONT, ("max(sums)", "held"))
 
-hint(5, "later-blocks-counted", "While a block is at work, the blocks after it hold nothing: the forward pass has "
+hint("later-blocks-counted", "While a block is at work, the blocks after it hold nothing: the forward pass has "
                                 "not reached them yet, or the backward pass has freed them. Count only the blocks "
                                 "before it.")  # fmt: skip
 slip(
-    5,
     "later-blocks-counted",
     (WORK, "        peak = max(peak, block.work)\n"),
     ("    return peak\n", "    return held + peak\n"),
 )
-variant(5, "later-blocks-counted", FRONT, (FRONT_WORK, "        sums += [work]\n"), ("max(sums)", "held + max(sums)"))
+variant("later-blocks-counted", FRONT, (FRONT_WORK, "        sums += [work]\n"), ("max(sums)", "held + max(sums)"))
 
-hint(5, "own-bytes-twice", "The block at work is counted twice: its work already includes what it keeps, and its "
+hint("own-bytes-twice", "The block at work is counted twice: its work already includes what it keeps, and its "
                            "input. What a block holds counts only for the blocks after it.")  # fmt: skip
-slip(5, "own-bytes-twice", (WORK + HELD, HELD + WORK))
-slip(5, "own-bytes-twice", (WORK, "        peak = max(peak, held + block.work + again * block.kept)\n"))
-slip(5, "own-bytes-twice", (WORK, "        peak = max(peak, held + block.work + again * block.input)\n"))
-variant(5, "own-bytes-twice", FRONT, (FRONT_WORK + FRONT_HELD, FRONT_HELD + FRONT_WORK))
+slip("own-bytes-twice", (WORK + HELD, HELD + WORK))
+slip("own-bytes-twice", (WORK, "        peak = max(peak, held + block.work + again * block.kept)\n"))
+slip("own-bytes-twice", (WORK, "        peak = max(peak, held + block.work + again * block.input)\n"))
+variant("own-bytes-twice", FRONT, (FRONT_WORK + FRONT_HELD, FRONT_HELD + FRONT_WORK))
 
 hint(
-    5,
     "input-not-held",
     "A block that is recomputed holds its input until then: without it, there would be nothing to recompute from.",
 )
-slip(5, "input-not-held", (HELD, "        held += 0 if again else block.kept\n"))
-variant(5, "input-not-held", FRONT, ("(inp if again else kept)", "(not again) * kept"))
+slip("input-not-held", (HELD, "        held += 0 if again else block.kept\n"))
+variant("input-not-held", FRONT, ("(inp if again else kept)", "(not again) * kept"))
 
-hint(5, "peak-inverted", "True and False are swapped: a block with True is recomputed, and holds only its input.")
-slip(5, "peak-inverted", (HELD, "        held += block.kept if again else block.input\n"))
-variant(5, "peak-inverted", FRONT, ("(inp if again else kept)", "(kept if again else inp)"))
+hint("peak-inverted", "True and False are swapped: a block with True is recomputed, and holds only its input.")
+slip("peak-inverted", (HELD, "        held += block.kept if again else block.input\n"))
+variant("peak-inverted", FRONT, ("(inp if again else kept)", "(kept if again else inp)"))
 
-hint(5, "from-the-end", "You go through the blocks from last to first. In the backward pass too, it is the blocks "
+hint("from-the-end", "You go through the blocks from last to first. In the backward pass too, it is the blocks "
                         "*before* a block, in forward order, that still hold their bytes.")  # fmt: skip
-slip(5, "from-the-end", ("zip(blocks, recomputed)", "zip(blocks[::-1], recomputed[::-1])"))
-variant(5, "from-the-end", FRONT, ("zip(blocks, recomputed)", "reversed([*zip(blocks, recomputed)])"))
+slip("from-the-end", ("zip(blocks, recomputed)", "zip(blocks[::-1], recomputed[::-1])"))
+variant("from-the-end", FRONT, ("zip(blocks, recomputed)", "reversed([*zip(blocks, recomputed)])"))
 
-hint(5, "work-of-some", "Every block needs its work while it is computed, recomputed or not.")
-slip(5, "work-of-some", (WORK, "        peak = max(peak, held + (block.work if again else block.kept))\n"))
-variant(5, "work-of-some", FRONT, (FRONT_WORK, "        sums += [held + (work if again else kept)]\n"))
+hint("work-of-some", "Every block needs its work while it is computed, recomputed or not.")
+slip("work-of-some", (WORK, "        peak = max(peak, held + (block.work if again else block.kept))\n"))
+variant("work-of-some", FRONT, (FRONT_WORK, "        sums += [held + (work if again else kept)]\n"))
 
 hint(
-    5,
     "kept-for-work",
     "For the block at work, you count only what it keeps. Its work is more: it includes gradients and temporary "
     "results.",
 )
-slip(5, "kept-for-work", (WORK, "        peak = max(peak, held + block.kept)\n"))
-variant(5, "kept-for-work", FRONT, (FRONT_WORK, "        sums += [held + kept]\n"))
+slip("kept-for-work", (WORK, "        peak = max(peak, held + block.kept)\n"))
+variant("kept-for-work", FRONT, (FRONT_WORK, "        sums += [held + kept]\n"))
 
-hint(5, "choice-form", "choose_blocks returns a list with one True or False for each block, not {first}.")
-slip(
-    5, "choice-form", ("return min(found.values())[1]", "return [i for i, x in enumerate(min(found.values())[1]) if x]")
-)
-variant(5, "choice-form", FRONT, ("return front[-1][2]", "return front[-1]"))
+hint("choice-form", "choose_blocks returns a list with one True or False for each block, not {first}.")
+slip("choice-form", ("return min(found.values())[1]", "return [i for i, x in enumerate(min(found.values())[1]) if x]"))
+variant("choice-form", FRONT, ("return front[-1][2]", "return front[-1]"))
 
-hint(5, "one-list", "choose_blocks returns one True or False for each block, not {first}. Do several ways append "
+hint("one-list", "choose_blocks returns one True or False for each block, not {first}. Do several ways append "
                     "to the same list? Each needs its own: [*choices, again].")  # fmt: skip
-slip(5, "one-list", ("[*choices, again]", "choices.append(again) or choices"))
+slip("one-list", ("[*choices, again]", "choices.append(again) or choices"))
 variant(
-    5,
     "one-list",
     FRONT.replace("()", "[]"),
     ("(*r, 0)", "r.append(0) or r"),
     ("(*r, 1)", "r.append(1) or r"),
 )
 
-hint(5, "gives-up", "You returned None for a budget that a list fits.")
-slip(5, "gives-up", ("block.work > budget", "block.work + block.input > budget"))
-variant(5, "gives-up", FRONT, ("w[0] + work <=", "w[0] + kept + work <="))
+hint("gives-up", "You returned None for a budget that a list fits.")
+slip("gives-up", ("block.work > budget", "block.work + block.input > budget"))
+variant("gives-up", FRONT, ("w[0] + work <=", "w[0] + kept + work <="))
 
 ORDERED = """
 def peak_bytes(blocks, recomputed):
@@ -201,41 +195,40 @@ SAVED = "(blocks[i].kept - blocks[i].input)"
 
 def ordered(slug, order, *, is_variant=False):
     """Blocks are recomputed one after the other in a fixed order until the peak fits."""
-    bank.text(5, slug, ORDERED.replace("ORDER", order), variant=is_variant)
+    bank.text(slug, ORDERED.replace("ORDER", order), variant=is_variant)
 
 
-hint(5, "over-budget", "With this list, the peak is above the budget. Every block must fit: its work plus all that "
+hint("over-budget", "With this list, the peak is above the budget. Every block must fit: its work plus all that "
                        "the blocks before it hold.")  # fmt: skip
-slip(5, "over-budget", ("            if held + block.work > budget:\n                continue\n", ""))
-slip(5, "over-budget", ("held + block.work > budget", "block.work > budget"))
-variant(5, "over-budget", FRONT, ("if w[0] + work <= budget", "if work <= budget"))
+slip("over-budget", ("            if held + block.work > budget:\n                continue\n", ""))
+slip("over-budget", ("held + block.work > budget", "block.work > budget"))
+variant("over-budget", FRONT, ("if w[0] + work <= budget", "if work <= budget"))
 
-hint(5, "held-alone", "What all blocks hold at the end is within the budget, but the peak is not: while a block "
+hint("held-alone", "What all blocks hold at the end is within the budget, but the peak is not: while a block "
                       "runs, its work is in memory beside what the blocks before it hold. Compare with the budget "
                       "at every block, work included.")  # fmt: skip
-slip(5, "held-alone", ("if held + block.work > budget", "if held > budget"), (
+slip("held-alone", ("if held + block.work > budget", "if held > budget"), (
     "    return min(found.values())[1] if found else None", "    found = {h: v for h, v in found.items() if h <= budget}\n    return min(found.values())[1] if found else None"))  # fmt: skip
-variant(5, "held-alone", FRONT, ("if w[0] + work <= budget", "if w[0] <= budget"), (
+variant("held-alone", FRONT, ("if w[0] + work <= budget", "if w[0] <= budget"), (
     "return front[-1][2] if front", "front = [w for w in front if w[0] <= budget]\n    return front[-1][2] if front"))  # fmt: skip
 
-hint(5, "inverted", "True and False are swapped: True is for a block that is recomputed.")
-slip(5, "inverted", ("return min(found.values())[1]", "return [not x for x in min(found.values())[1]]"))
-variant(5, "inverted", FRONT, ("return front[-1][2]", "return [1 - x for x in front[-1][2]]"))
+hint("inverted", "True and False are swapped: True is for a block that is recomputed.")
+slip("inverted", ("return min(found.values())[1]", "return [not x for x in min(found.values())[1]]"))
+variant("inverted", FRONT, ("return front[-1][2]", "return [1 - x for x in front[-1][2]]"))
 
-hint(5, "reversed", "The list is reversed: its first entry is for the first block of the forward pass.")
-slip(5, "reversed", ("return min(found.values())[1]", "return min(found.values())[1][::-1]"))
-variant(5, "reversed", FRONT, ("return front[-1][2]", "return front[-1][2][::-1]"))
+hint("reversed", "The list is reversed: its first entry is for the first block of the forward pass.")
+slip("reversed", ("return min(found.values())[1]", "return min(found.values())[1][::-1]"))
+variant("reversed", FRONT, ("return front[-1][2]", "return front[-1][2][::-1]"))
 
 hint(
-    5,
     "not-cheapest",
     "The peak fits, but another list that fits needs fewer extra operations. The sum of the operations counts, not "
     "the number of blocks that are recomputed.",
 )
-slip(5, "not-cheapest", ("(True, block.input, block.operations)", "(True, block.input, 1)"))  # the fewest blocks
-variant(5, "not-cheapest", FRONT, ("c + operations,", "c + 1,"))
+slip("not-cheapest", ("(True, block.input, block.operations)", "(True, block.input, 1)"))  # the fewest blocks
+variant("not-cheapest", FRONT, ("c + operations,", "c + 1,"))
 
-hint(5, "greedy", "You take blocks one by one, the seemingly best first, until the peak fits. Here, other lists "
+hint("greedy", "You take blocks one by one, the seemingly best first, until the peak fits. Here, other lists "
                   "cost less. The last block taken often frees far more than needed, and recomputing a late block "
                   "does not help an early one.")  # fmt: skip
 ordered("greedy", f"blocks[i].operations / {SAVED}")
@@ -259,16 +252,15 @@ RELIEF = (
     return recomputed
 """
 )
-bank.text(5, "greedy", RELIEF)
+bank.text("greedy", RELIEF)
 
-hint(5, "in-order", "You recompute the first blocks, as many as it takes. They may be the most expensive: look at "
+hint("in-order", "You recompute the first blocks, as many as it takes. They may be the most expensive: look at "
                     "what each block frees and what it costs.")  # fmt: skip
 ordered("in-order", "i")
-variant(5, "in-order", ORDERED.replace("ORDER", "i"), (
+variant("in-order", ORDERED.replace("ORDER", "i"), (
     "    recomputed = [False]", "    for k in range(len(blocks) + 1):\n        if peak_bytes(blocks, [i < k for i in range(len(blocks))]) <= budget:\n            return [i < k for i in range(len(blocks))]\n    recomputed = [False]"))  # fmt: skip
 
 hint(
-    5,
     "all-or-nothing",
     "You recompute either all blocks or none. A list between the two fits and costs less.",
 )
@@ -280,26 +272,23 @@ ALL = (
             return [again] * len(blocks)
 """
 )
-bank.text(5, "all-or-nothing", ALL)
-variant(5, "all-or-nothing", ALL, ("(False, True)", "(0, 1)"))
+bank.text("all-or-nothing", ALL)
+variant("all-or-nothing", ALL, ("(False, True)", "(0, 1)"))
 
 hint(
-    5,
     "most-bytes",
     "Minimize the operations of the blocks that are recomputed: not the bytes held, nor the operations of the "
     "blocks that are kept, which run only once.",
 )
-slip(5, "most-bytes", ("return min(found.values())[1]", "return found[min(found)][1]"))
-slip(5, "most-bytes", ("return min(found.values())[1]", "return found[max(found)][1]"))
-variant(5, "most-bytes", FRONT, ("return front[-1][2]", "return front[0][2]"))
+slip("most-bytes", ("return min(found.values())[1]", "return found[min(found)][1]"))
+slip("most-bytes", ("return min(found.values())[1]", "return found[max(found)][1]"))
+variant("most-bytes", FRONT, ("return front[-1][2]", "return front[0][2]"))
 slip(
-    5,
     "most-bytes",
     ("(False, block.kept, 0)", "(False, block.kept, block.operations)"),
     ("(True, block.input, block.operations)", "(True, block.input, 0)"),
 )
 variant(
-    5,
     "most-bytes",
     FRONT,
     ("(h + kept, c, (*r, 0))", "(h + kept, c + operations, (*r, 0))"),
@@ -307,30 +296,28 @@ variant(
 )
 
 hint(
-    5,
     "first-way-kept",
     "Where two ways lead to the same number of bytes held, keep the cheaper one, not simply the last or the first.",
 )
 slip(
-    5,
     "first-way-kept",
     ("min(option, longer.get(held + size, option))", "max(option, longer.get(held + size, option))"),
 )
-slip(5, "first-way-kept", ("min(option, longer.get(held + size, option))", "option"))
-slip(5, "first-way-kept", ("min(option, longer.get(held + size, option))", "longer.get(held + size, option)"))
-variant(5, "first-way-kept", FRONT, ("sorted(ways)", "sorted(ways, key=lambda w: (w[0], -w[1]))"), (
+slip("first-way-kept", ("min(option, longer.get(held + size, option))", "option"))
+slip("first-way-kept", ("min(option, longer.get(held + size, option))", "longer.get(held + size, option)"))
+variant("first-way-kept", FRONT, ("sorted(ways)", "sorted(ways, key=lambda w: (w[0], -w[1]))"), (
     "if not front or way[1] < front[-1][1]", "if not front or (way[0] > front[-1][0])"), ("return front[-1][2]", "return min(front, key=lambda w: w[1])[2]"))  # fmt: skip
 
-hint(5, "budget-itself", "A peak of exactly the budget fits.")
-slip(5, "budget-itself", ("block.work > budget", "block.work >= budget"))
-variant(5, "budget-itself", FRONT, ("+ work <= budget", "+ work < budget"))
+hint("budget-itself", "A peak of exactly the budget fits.")
+slip("budget-itself", ("block.work > budget", "block.work >= budget"))
+variant("budget-itself", FRONT, ("+ work <= budget", "+ work < budget"))
 
-hint(5, "impossible", "Where no list fits, the answer is None, not {first}.")
-slip(5, "impossible", ("    return min(found.values())[1] if found else None", "    return min(found.values())[1]"))
-slip(5, "impossible", ("if found else None", "if found else [True] * len(blocks)"))
-variant(5, "impossible", FRONT, ("if front else None", "if front else []"))
+hint("impossible", "Where no list fits, the answer is None, not {first}.")
+slip("impossible", ("    return min(found.values())[1] if found else None", "    return min(found.values())[1]"))
+slip("impossible", ("if found else None", "if found else [True] * len(blocks)"))
+variant("impossible", FRONT, ("if front else None", "if front else []"))
 
-hint(5, "too-slow", "48 blocks took more than {seconds} s of processor time. Do not go through all lists, nor "
+hint("too-slow", "48 blocks took more than {seconds} s of processor time. Do not go through all lists, nor "
                     "through all numbers of bytes: for each number of bytes that is really reached, remember only "
                     "the cheapest way to it.")  # fmt: skip
 BRUTE = (
@@ -346,7 +333,7 @@ BRUTE = (
     return best and [*best[1]]
 """
 )
-bank.text(5, "too-slow", BRUTE)
+bank.text("too-slow", BRUTE)
 TABLE = (
     ORDERED.split("def choose_blocks")[0]
     + """def choose_blocks(blocks, budget):
@@ -364,21 +351,18 @@ TABLE = (
     return list(min(best.values())[1]) if best else None
 """
 )
-variant(5, "too-slow", TABLE)
+variant("too-slow", TABLE)
 
 hint(
-    5,
     "large-not-cheapest",
     "For 48 blocks of four stages, your list is not the best one that fits, though it was for nine blocks. Drop a "
     "way only for a cheaper one that holds no more bytes: the cheapest of all may not fit at a later block.",
 )
 slip(
-    5,
     "large-not-cheapest",
     ("        found = longer\n", "        found = dict(sorted(longer.items(), key=lambda e: e[1])[:64])\n"),
 )
 slip(
-    5,
     "large-not-cheapest",
     (
         "        found = longer\n",
@@ -386,8 +370,11 @@ slip(
     ),
 )
 variant(
-    5,
     "large-not-cheapest",
     FRONT,
     ("    return front[-1][2]", "        front = front[: 2**9 if len(blocks) < 10 else 20]\n    return front[-1][2]"),
 )
+
+bank.edge("budget-itself", "first-way-kept", "impossible", "large-not-cheapest")
+
+bank.edge("one-list")

@@ -2,7 +2,7 @@
 
 from tests.answers.bank import Bank
 
-bank = Bank("12_large_models", whole=True)
+bank = Bank("12_large_models", 6, whole=True)
 hint, slip, variant = bank.hint, bank.slip, bank.variant
 
 # one optimizer of all parameters: those without a gradient are left alone
@@ -21,9 +21,9 @@ def step_in_backward(model, make, max_norm=None, micro_batches=1, scaler=None):
             p.register_post_accumulate_grad_hook(update)
     return [optimizer]
 """
-bank.text(6, None, ONE)
+bank.text(None, ONE)
 # a weight comes after its bias, and one step is made for both
-bank.text(6, None, ONE.replace("p.requires_grad:", "p.requires_grad and p.dim() == 2:"))
+bank.text(None, ONE.replace("p.requires_grad:", "p.requires_grad and p.dim() == 2:"))
 
 # a closure for each; layer by layer, so that a tied weight is met twice
 CLOSURES = """
@@ -48,27 +48,26 @@ def step_in_backward(model, make, max_norm=None, micro_batches=1, scaler=None):
                 p.register_post_accumulate_grad_hook(functools.partial(update, optimizer=made[-1]))
     return made
 """
-bank.text(6, None, CLOSURES)
+bank.text(None, CLOSURES)
 
 STEP = "        optimizers[p].step()\n        p.grad = None\n"
 REGISTER = "        p.register_post_accumulate_grad_hook(update)\n"
 TAKEN = "    optimizers = {p: make([p]) for p in model.parameters() if p.requires_grad}\n"
 LIST = "    return list(optimizers.values())"
 
-slip(6, "nothing-returned", (LIST, "    return None"))
-hint(6, "optimizers-form", "Return the list of optimizers; you returned {what}.")
-slip(6, "optimizers-form", (LIST, "    return optimizers"))
-slip(6, "optimizers-form", (LIST, "    return list(optimizers)"))
-slip(6, "optimizers-form", ("in model.parameters()", "in model.parameters(recurse=False)"))
-variant(6, "optimizers-form", ONE, ("return [optimizer]", "return optimizer"))
+slip("nothing-returned", (LIST, "    return None"))
+hint("optimizers-form", "Return the list of optimizers; you returned {what}.")
+slip("optimizers-form", (LIST, "    return optimizers"))
+slip("optimizers-form", (LIST, "    return list(optimizers)"))
+slip("optimizers-form", ("in model.parameters()", "in model.parameters(recurse=False)"))
+variant("optimizers-form", ONE, ("return [optimizer]", "return optimizer"))
 
-hint(6, "nothing-moves", "After loss.backward(), no weight has moved. Is a step made during backward, once the "
+hint("nothing-moves", "After loss.backward(), no weight has moved. Is a step made during backward, once the "
                          "gradient is there? A register_hook hook runs before p.grad is set, a "
                          "register_post_accumulate_grad_hook one after it.")  # fmt: skip
-slip(6, "nothing-moves", (REGISTER, "        pass\n"))
-slip(6, "nothing-moves", (REGISTER, "        p.register_hook(lambda g, p=p: update(p))\n"))
+slip("nothing-moves", (REGISTER, "        pass\n"))
+slip("nothing-moves", (REGISTER, "        p.register_hook(lambda g, p=p: update(p))\n"))
 variant(
-    6,
     "nothing-moves",
     ONE,
     (
@@ -77,30 +76,28 @@ variant(
     ),
 )
 
-hint(6, "few-move", "After loss.backward(), only {moved} of {all} parameters have moved. A function made in a loop "
+hint("few-move", "After loss.backward(), only {moved} of {all} parameters have moved. A function made in a loop "
                     "sees the loop variable's last value when it is called. Use the parameter that the hook "
                     "receives.")  # fmt: skip
-slip(6, "few-move", (REGISTER, "        p.register_post_accumulate_grad_hook(lambda _: update(p))\n"))
-variant(6, "few-move", CLOSURES, ("functools.partial(update, optimizer=made[-1])", "lambda p: update(p, made[-1])"))
+slip("few-move", (REGISTER, "        p.register_post_accumulate_grad_hook(lambda _: update(p))\n"))
+variant("few-move", CLOSURES, ("functools.partial(update, optimizer=made[-1])", "lambda p: update(p, made[-1])"))
 
-hint(6, "some-left-out", "After loss.backward(), only {moved} of {all} parameters have moved. Each parameter that "
+hint("some-left-out", "After loss.backward(), only {moved} of {all} parameters have moved. Each parameter that "
                          "needs a gradient needs a hook, and an optimizer that makes its step: weights and biases, "
                          "from the first layer to the last.")  # fmt: skip
-slip(6, "some-left-out", ("if p.requires_grad}", "if p.requires_grad and p.dim() > 1}"))
-slip(6, "some-left-out", ("{p: make([p])", "{p.shape: make([p])"), ("optimizers[p]", "optimizers[p.shape]"), (
+slip("some-left-out", ("if p.requires_grad}", "if p.requires_grad and p.dim() > 1}"))
+slip("some-left-out", ("{p: make([p])", "{p.shape: make([p])"), ("optimizers[p]", "optimizers[p.shape]"), (
     "for p in optimizers:", "for p in [p for p in model.parameters() if p.requires_grad]:"))  # fmt: skip
 variant(
-    6,
     "some-left-out",
     CLOSURES,
     ("            if p.requires_grad:", "            if p.requires_grad and p.dim() == 2:"),
 )
 
-hint(6, "hook-returns", "A hook returned something, but it may return only None: end it without a return. A lambda "
+hint("hook-returns", "A hook returned something, but it may return only None: end it without a return. A lambda "
                         "returns its value, and one with several calls returns a tuple.")  # fmt: skip
-slip(6, "hook-returns", (REGISTER, "        p.register_post_accumulate_grad_hook(lambda q: (update(q), q.grad))\n"))
+slip("hook-returns", (REGISTER, "        p.register_post_accumulate_grad_hook(lambda q: (update(q), q.grad))\n"))
 variant(
-    6,
     "hook-returns",
     ONE,
     (
@@ -109,53 +106,47 @@ variant(
     ),
 )
 
-hint(6, "wrong-weights", "After four steps, the weights have moved {times} times as far as in the usual loop "
+hint("wrong-weights", "After four steps, the weights have moved {times} times as far as in the usual loop "
                          "(wrong: {names}). Use each gradient once, unchanged, for one step of an optimizer that "
                          "`make` returned.")  # fmt: skip
 slip(
-    6,
     "wrong-weights",
     ("        optimizers[p].step()\n", "        optimizers[p].step()\n        optimizers[p].step()\n"),
 )
-slip(6, "wrong-weights", ("        optimizers[p].step()\n", "        p.data -= 0.01 * p.grad\n"))
+slip("wrong-weights", ("        optimizers[p].step()\n", "        p.data -= 0.01 * p.grad\n"))
 slip(
-    6,
     "wrong-weights",
     (TAKEN, TAKEN.replace("model.parameters()", "(p for child in model.children() for p in child.parameters())")),
 )
 variant(
-    6,
     "wrong-weights",
     ONE,
     ("        optimizer.step()\n", "        p.grad /= p.grad.norm()\n        optimizer.step()\n"),
 )
 
 hint(
-    6,
     "unfrozen",
     "A frozen weight has moved. Leave requires_grad as it is, and register no hook on a parameter that needs no "
     "gradient.",
 )
-slip(6, "unfrozen", (TAKEN, "    model.requires_grad_()\n" + TAKEN))
+slip("unfrozen", (TAKEN, "    model.requires_grad_()\n" + TAKEN))
 variant(
-    6,
     "unfrozen",
     ONE,
     ("    optimizer = make", "    for p in model.parameters():\n        p.requires_grad = True\n    optimizer = make"),
 )
 
-hint(6, "gradients-add-up", "The gradient of one step was still there in the next, and the two were added up. Set "
+hint("gradients-add-up", "The gradient of one step was still there in the next, and the two were added up. Set "
                             "p.grad to None once it is used.")  # fmt: skip
-slip(6, "gradients-add-up", ("        p.grad = None\n", ""))
-variant(6, "gradients-add-up", CLOSURES, ("            optimizer.zero_grad(set_to_none=True)\n", ""))
+slip("gradients-add-up", ("        p.grad = None\n", ""))
+variant("gradients-add-up", CLOSURES, ("            optimizer.zero_grad(set_to_none=True)\n", ""))
 
-hint(6, "used-again", "Each hook makes the step of all parameters, and the parameters whose gradient came earlier "
+hint("used-again", "Each hook makes the step of all parameters, and the parameters whose gradient came earlier "
                       "still have it, so they are moved several times. Make one step per gradient, and drop the "
                       "gradient at once.")  # fmt: skip
-variant(6, "used-again", ONE, ("        optimizer.zero_grad()", "        optimizer.zero_grad() if p is first else None"), (
+variant("used-again", ONE, ("        optimizer.zero_grad()", "        optimizer.zero_grad() if p is first else None"), (
     "    def update(p)", "    first = next(model.parameters())\n\n    def update(p)"))  # fmt: skip
 slip(
-    6,
     "used-again",
     (
         STEP,
@@ -163,46 +154,47 @@ slip(
     ),
 )
 
-hint(6, "zero-skipped", "You skip a parameter whose gradient is 0. In the usual loop it still changes: momentum "
-                        "moves it, and weight decay shrinks it.")
-slip(6, "zero-skipped", ("        optimizers[p].step()", "        if p.grad.any():\n            optimizers[p].step()"))
-variant(6, "zero-skipped", CLOSURES, ("if p.grad is not None:", "if p.grad is not None and p.grad.abs().max() > 0:"))
+hint(
+    "zero-skipped",
+    "You skip a parameter whose gradient is 0. In the usual loop it still changes: momentum "
+    "moves it, and weight decay shrinks it.",
+)
+slip("zero-skipped", ("        optimizers[p].step()", "        if p.grad.any():\n            optimizers[p].step()"))
+variant("zero-skipped", CLOSURES, ("if p.grad is not None:", "if p.grad is not None and p.grad.abs().max() > 0:"))
 
-hint(6, "state-lost", "With plain SGD the weights are right, but with an optimizer that has a state they are not. "
+hint("state-lost", "With plain SGD the weights are right, but with an optimizer that has a state they are not. "
                       "Make the optimizers once, before the first step, and use them for every step: they hold "
                       "momentum and variance.")  # fmt: skip
-slip(6, "state-lost", ("optimizers[p].step()", "make([p]).step()"))
-variant(6, "state-lost", ONE, ("        optimizer.step()", "        make([p]).step()"))
+slip("state-lost", ("optimizers[p].step()", "make([p]).step()"))
+variant("state-lost", ONE, ("        optimizer.step()", "        make([p]).step()"))
 
 hint(
-    6,
     "rate-ignored",
     "The learning rates that a loop sets in the returned optimizers have no effect. Return the optimizers that "
     "make the steps.",
 )
-slip(6, "rate-ignored", (LIST, "    return [make([p]) for p in optimizers]"))
-variant(6, "rate-ignored", ONE, ("return [optimizer]", "return [make([p]) for p in model.parameters()]"))
+slip("rate-ignored", (LIST, "    return [make([p]) for p in optimizers]"))
+variant("rate-ignored", ONE, ("return [optimizer]", "return [make([p]) for p in model.parameters()]"))
 
-hint(6, "gradients-left", "After backward, {left} of {all} gradients are still there. p.grad must be None: a "
+hint("gradients-left", "After backward, {left} of {all} gradients are still there. p.grad must be None: a "
                           "gradient of zeros takes as much memory as any other.")  # fmt: skip
-slip(6, "gradients-left", ("p.grad = None", "p.grad.zero_()"))
-slip(6, "gradients-left", ("p.grad = None", "optimizers[p].zero_grad(set_to_none=False)"))
-slip(6, "gradients-left", ("p.grad = None", "p.grad *= 0"), variant=True)
+slip("gradients-left", ("p.grad = None", "p.grad.zero_()"))
+slip("gradients-left", ("p.grad = None", "optimizers[p].zero_grad(set_to_none=False)"))
+slip("gradients-left", ("p.grad = None", "p.grad *= 0"), variant=True)
 
-hint(6, "moved-too-early", "A hook changed a weight that backward still needed. It may make only the step of its "
+hint("moved-too-early", "A hook changed a weight that backward still needed. It may make only the step of its "
                            "own parameter: an optimizer moves every parameter that has a gradient, even one of "
                            "zeros.")  # fmt: skip
 slip(
-    6,
     "moved-too-early",
     (
         STEP,
         "        for optimizer in optimizers.values():\n            optimizer.step()\n            optimizer.zero_grad(set_to_none=False)\n",
     ),
 )
-variant(6, "moved-too-early", ONE, ("optimizer.zero_grad()", "optimizer.zero_grad(set_to_none=False)"))
+variant("moved-too-early", ONE, ("optimizer.zero_grad()", "optimizer.zero_grad(set_to_none=False)"))
 
-hint(6, "gradients-together", "At some moment, the gradients of {layers} layers out of {all} are in memory beside "
+hint("gradients-together", "At some moment, the gradients of {layers} layers out of {all} are in memory beside "
                               "weights and states. Nothing may hold a gradient once its step is made: keep no "
                               "list, and do not wait for the last gradient.")  # fmt: skip
 TOGETHER = (
@@ -210,31 +202,28 @@ TOGETHER = (
     "        ready.append(p)\n        if len(ready) == len(optimizers) or p is first:\n            for q in ready:\n                optimizers[q].step()\n                q.grad = None\n            ready.clear()\n",
 )
 slip(
-    6,
     "gradients-together",
     TOGETHER,
     ("    def update(p)", "    ready, first = [], next(iter(optimizers))\n\n    def update(p)"),
     ("    optimizers = {p", "    optimizers = {p"),
 )
-slip(6, "gradients-together", ("        p.grad = None\n", "        seen.append(p.grad)\n        p.grad = None\n        if p is next(iter(optimizers)):\n            seen.clear()\n"), (
+slip("gradients-together", ("        p.grad = None\n", "        seen.append(p.grad)\n        p.grad = None\n        if p is next(iter(optimizers)):\n            seen.clear()\n"), (
     "    def update(p)", "    seen = []\n\n    def update(p)"))  # fmt: skip
-variant(6, "gradients-together", CLOSURES, ("            optimizer.zero_grad(set_to_none=True)\n", "            held[id(p)] = p.grad\n            optimizer.zero_grad(set_to_none=True)\n"), (
+variant("gradients-together", CLOSURES, ("            optimizer.zero_grad(set_to_none=True)\n", "            held[id(p)] = p.grad\n            optimizer.zero_grad(set_to_none=True)\n"), (
     "    made = []", "    made, held = [], {}"))  # fmt: skip
 
 hint(
-    6,
     "not-refused",
     "With {name}, nothing was refused. It needs all gradients before the first step: raise a ValueError.",
 )
-slip(6, "not-refused", ("if max_norm is not None:", "if max_norm is not None and max_norm > 1:"))
-slip(6, "not-refused", ("if micro_batches > 1:", "if micro_batches < 1:"))
-slip(6, "not-refused", ("if scaler is not None:", "if scaler is True:"))
-variant(6, "not-refused", ONE, (" and scaler is None", ""))
-variant(6, "not-refused", CLOSURES, ("micro_batches != 1", "False"))
+slip("not-refused", ("if max_norm is not None:", "if max_norm is not None and max_norm > 1:"))
+slip("not-refused", ("if micro_batches > 1:", "if micro_batches < 1:"))
+slip("not-refused", ("if scaler is not None:", "if scaler is True:"))
+variant("not-refused", ONE, (" and scaler is None", ""))
+variant("not-refused", CLOSURES, ("micro_batches != 1", "False"))
 
-hint(6, "refused-otherwise", "With {name}, you raised {error}. A ValueError that says why is expected.")
+hint("refused-otherwise", "With {name}, you raised {error}. A ValueError that says why is expected.")
 slip(
-    6,
     "refused-otherwise",
     (
         "    if micro_batches > 1:\n        raise ValueError(",
@@ -242,12 +231,10 @@ slip(
     ),
 )
 slip(
-    6,
     "refused-otherwise",
-    ('ValueError("the norm of all gradients is known when the first ones are gone already")', "ValueError"),
+    ('ValueError("the norm of all gradients is known only after the first ones are gone")', "ValueError"),
 )
 variant(
-    6,
     "refused-otherwise",
     ONE,
     ("    if not (", "    assert ("),
@@ -255,11 +242,10 @@ variant(
 )
 
 hint(
-    6,
     "refused-late",
     "With {name}, you raise a ValueError, but the model is already changed: its hooks make steps. Refuse first.",
 )
-slip(6, "refused-late", ("    if scaler is not None:\n        raise ValueError(\"whether to skip a step is known when its first updates are done already\")\n", ""), (
+slip("refused-late", ("    if scaler is not None:\n        raise ValueError(\"whether to skip a step is known only after its first updates are done\")\n", ""), (
     LIST, "    if scaler is not None:\n        raise ValueError('skip')\n" + LIST))  # fmt: skip
-variant(6, "refused-late", ONE, ("    if not (max_norm is None and micro_batches == 1 and scaler is None):\n        raise ValueError(\"needs all gradients at once\")\n", ""), (
+variant("refused-late", ONE, ("    if not (max_norm is None and micro_batches == 1 and scaler is None):\n        raise ValueError(\"needs all gradients at once\")\n", ""), (
     "    return [optimizer]", "    if max_norm or micro_batches > 1 or scaler:\n        raise ValueError('no')\n    return [optimizer]"))  # fmt: skip

@@ -2,7 +2,7 @@
 
 from tests.answers.bank import Bank
 
-bank = Bank("12_large_models", whole=True)
+bank = Bank("12_large_models", 7, whole=True)
 
 # part by part; a step that halves
 BY_PARTS = """
@@ -26,7 +26,7 @@ def largest_batch(bytes_of, memory, most):
         step //= 2
     return found
 """
-bank.text(7, None, BY_PARTS)
+bank.text(None, BY_PARTS)
 BISECT = """
 import bisect
 
@@ -39,7 +39,7 @@ def rank_bytes(n_parameters, largest, activations, batch, n_ranks, stage):
 def largest_batch(bytes_of, memory, most):
     return bisect.bisect_right(range(1, most + 1), memory, key=bytes_of)
 """
-bank.text(7, None, BISECT)
+bank.text(None, BISECT)
 DOUBLING = """
 def rank_bytes(n_parameters, largest, activations, batch, n_ranks, stage):
     extra = {0: 0, 1: 0, 2: 2 * largest, 3: 4 * largest}
@@ -56,159 +56,159 @@ def largest_batch(bytes_of, memory, most):
         low, high = (half, high) if bytes_of(half) <= memory else (low, half)
     return low
 """
-bank.slip(7, None, ("(stage >= 2) + (stage >= 3)", "max(0, stage - 1)"))
-bank.text(7, None, DOUBLING.replace("int(planner", "float(planner"))
+bank.slip(None, ("(stage >= 2) + (stage >= 3)", "max(0, stage - 1)"))
+bank.text(None, DOUBLING.replace("int(planner", "float(planner"))
 
-bank.hint(7, "not-a-number", "rank_bytes returns one number, in bytes.")
+bank.hint("not-a-number", "rank_bytes returns one number, in bytes.")
 bank.slip(
-    7, "not-a-number", ("return states + batch * activations + moment", "return states, batch * activations, moment")
+    "not-a-number", ("return states + batch * activations + moment", "return states, batch * activations, moment")
 )
-bank.variant(7, "not-a-number", BISECT, ("return held.parameters + ", "return held, held.parameters + "))
+bank.variant("not-a-number", BISECT, ("return held.parameters + ", "return held, held.parameters + "))
 
 bank.hint(
-    7,
     "images-shared-out",
     "The batch is already this rank's own: other ranks have other images, and take none of these.",
 )
-bank.slip(7, "images-shared-out", ("batch * activations", "batch * activations / n_ranks"))
-bank.variant(7, "images-shared-out", BY_PARTS, ("activations * batch", "activations * batch / n_ranks"))
+bank.slip("images-shared-out", ("batch * activations", "batch * activations / n_ranks"))
+bank.variant("images-shared-out", BY_PARTS, ("activations * batch", "activations * batch / n_ranks"))
 
-bank.hint(7, "one-image", "Each image of the batch has its own activations: `activations` is for one image.")
-bank.slip(7, "one-image", ("batch * activations", "activations"))
-bank.variant(7, "one-image", BY_PARTS, ("activations * batch", "activations"))
+bank.hint("one-image", "Each image of the batch has its own activations: `activations` is for one image.")
+bank.slip("one-image", ("batch * activations", "activations"))
+bank.variant("one-image", BY_PARTS, ("activations * batch", "activations"))
 
 bank.hint(
-    7,
     "shared-in-ddp",
     "In stage 0, DDP, nothing is sharded: each rank has all states, however many ranks there are.",
 )
-bank.slip(7, "shared-in-ddp", ("n_ranks, stage).total", "n_ranks, stage).total / (n_ranks if stage == 0 else 1)"))
-bank.slip(7, "shared-in-ddp", ("n_ranks, stage).total", "n_ranks, 3).total"))
-bank.slip(7, "shared-in-ddp", ("n_ranks, stage).total", "n_ranks, max(stage, 1)).total"))
-bank.variant(7, "shared-in-ddp", BY_PARTS, ("if stage >= 1:", "if stage >= 0:"))
+bank.slip("shared-in-ddp", ("n_ranks, stage).total", "n_ranks, stage).total / (n_ranks if stage == 0 else 1)"))
+bank.slip("shared-in-ddp", ("n_ranks, stage).total", "n_ranks, 3).total"))
+bank.slip("shared-in-ddp", ("n_ranks, stage).total", "n_ranks, max(stage, 1)).total"))
+bank.variant("shared-in-ddp", BY_PARTS, ("if stage >= 1:", "if stage >= 0:"))
 
 bank.hint(
-    7,
     "moment-in-ddp",
     "DDP keeps all weights and gradients whole all the time. Nothing extra is held for a moment: that begins with "
     "stage 2.",
+    edge=True,
 )
-bank.slip(7, "moment-in-ddp", ("((stage >= 2) + (stage >= 3))", "2"))
-bank.slip(7, "moment-in-ddp", ("((stage >= 2) + (stage >= 3))", "(1 + (stage >= 3))"))
-bank.variant(7, "moment-in-ddp", BISECT, ("[0, 0, 2, 4]", "[2, 2, 2, 4]"))
+bank.slip("moment-in-ddp", ("((stage >= 2) + (stage >= 3))", "2"))
+bank.slip("moment-in-ddp", ("((stage >= 2) + (stage >= 3))", "(1 + (stage >= 3))"))
+bank.variant("moment-in-ddp", BISECT, ("[0, 0, 2, 4]", "[2, 2, 2, 4]"))
 
-bank.hint(7, "moment-forgotten", "States and activations are counted. In stages 2 and 3, a rank also holds "
+bank.hint("moment-forgotten", "States and activations are counted. In stages 2 and 3, a rank also holds "
                                  "something for a moment: a block's whole gradient, and in stage 3 its gathered "
                                  "weights too.")  # fmt: skip
-bank.slip(7, "moment-forgotten", ("+ moment", ""))
-bank.variant(7, "moment-forgotten", BY_PARTS, (" + 2 * largest", ""))
+bank.slip("moment-forgotten", ("+ moment", ""))
+bank.variant("moment-forgotten", BY_PARTS, (" + 2 * largest", ""))
 
 bank.hint(
-    7,
     "gradients-whole-too",
     "In stage 3, a block is whole twice for a moment: its gathered weights, and its gradient before it is sharded.",
+    edge=True,
 )
-bank.slip(7, "gradients-whole-too", ("(stage >= 2) + (stage >= 3)", "stage >= 3"))
-bank.slip(7, "gradients-whole-too", ("(stage >= 2) + (stage >= 3)", "stage >= 2"))
-bank.variant(7, "gradients-whole-too", BISECT, ("[0, 0, 2, 4]", "[0, 0, 2, 2]"))
+bank.slip("gradients-whole-too", ("(stage >= 2) + (stage >= 3)", "stage >= 3"))
+bank.slip("gradients-whole-too", ("(stage >= 2) + (stage >= 3)", "stage >= 2"))
+bank.variant("gradients-whole-too", BISECT, ("[0, 0, 2, 4]", "[0, 0, 2, 2]"))
 
 bank.hint(
-    7,
     "all-gathered",
     "Stage 3 gathers one block after another, and frees each: only the largest block counts, not the whole model.",
 )
-bank.slip(7, "all-gathered", ("2 * largest *", "2 * n_parameters *"))
-bank.variant(7, "all-gathered", BY_PARTS, ("2 * largest", "2 * n_parameters"))
+bank.slip("all-gathered", ("2 * largest *", "2 * n_parameters *"))
+bank.variant("all-gathered", BY_PARTS, ("2 * largest", "2 * n_parameters"))
 
 bank.hint(
-    7,
     "stage-ignored",
     "All your stages give the same. Stage 1 shards the optimizer's states, stage 2 also the gradients, stage 3 "
     "also the weights.",
 )
-bank.slip(7, "stage-ignored", ("n_ranks, stage).total", "n_ranks, 0).total"))
+bank.slip("stage-ignored", ("n_ranks, stage).total", "n_ranks, 0).total"))
 bank.variant(
-    7, "stage-ignored", BISECT, ("state_bytes(n_parameters, n_ranks, stage)", "state_bytes(n_parameters, 1, stage)")
+    "stage-ignored", BISECT, ("state_bytes(n_parameters, n_ranks, stage)", "state_bytes(n_parameters, 1, stage)")
 )
-
-bank.hint(7, "elements-moment", "A parameter has 2 bytes here. So do the gradients and weights that are held for a "
-                                "moment.")
-bank.slip(7, "elements-moment", ("2 * largest *", "largest *"))
-bank.slip(7, "elements-moment", ("2 * largest *", "4 * largest *"))
-bank.variant(7, "elements-moment", BISECT, ("[0, 0, 2, 4]", "[0, 0, 1, 2]"))
 
 bank.hint(
-    7,
+    "elements-moment",
+    "A parameter has 2 bytes here. So do the gradients and weights that are held for a moment.",
+    edge=True,
+)
+bank.slip("elements-moment", ("2 * largest *", "largest *"))
+bank.slip("elements-moment", ("2 * largest *", "4 * largest *"))
+bank.variant("elements-moment", BISECT, ("[0, 0, 2, 4]", "[0, 0, 1, 2]"))
+
+bank.hint(
     "moment-shared-out",
     "What is held for a moment is a block's whole gradient, and its whole weights, not one rank's share.",
+    edge=True,
 )
-bank.slip(7, "moment-shared-out", ("2 * largest *", "2 * largest / n_ranks *"))
+bank.slip("moment-shared-out", ("2 * largest *", "2 * largest / n_ranks *"))
 bank.slip(
-    7,
     "moment-shared-out",
     ("2 * largest * ((stage >= 2) + (stage >= 3))", "2 * largest * ((stage >= 2) + (stage >= 3) / n_ranks)"),
 )
-bank.variant(7, "moment-shared-out", BY_PARTS, ("2 * largest", "2 * largest / n_ranks"))
+bank.variant("moment-shared-out", BY_PARTS, ("2 * largest", "2 * largest / n_ranks"))
 
 bank.hint(
-    7,
     "moment-each-image",
     "What is held for a moment has the size of a block's parameters, however many images there are.",
 )
-bank.slip(7, "moment-each-image", ("batch * activations + moment", "batch * (activations + moment)"))
-bank.variant(7, "moment-each-image", BISECT, ("[stage] * largest", "[stage] * largest * batch"))
+bank.slip("moment-each-image", ("batch * activations + moment", "batch * (activations + moment)"))
+bank.variant("moment-each-image", BISECT, ("[stage] * largest", "[stage] * largest * batch"))
 
 bank.hint(
-    7,
     "moment-in-1",
     "In stage 1, each rank has all gradients anyway: nothing extra is held for a moment. That begins with stage 2.",
+    edge=True,
 )
-bank.slip(7, "moment-in-1", ("(stage >= 2) + (stage >= 3)", "(stage >= 1) + (stage >= 3)"))
-bank.slip(7, "moment-in-1", ("((stage >= 2) + (stage >= 3))", "stage"))
-bank.variant(7, "moment-in-1", BISECT, ("[0, 0, 2, 4]", "[0, 2, 2, 4]"))
+bank.slip("moment-in-1", ("(stage >= 2) + (stage >= 3)", "(stage >= 1) + (stage >= 3)"))
+bank.slip("moment-in-1", ("((stage >= 2) + (stage >= 3))", "stage"))
+bank.variant("moment-in-1", BISECT, ("[0, 0, 2, 4]", "[0, 2, 2, 4]"))
 
 bank.hint(
-    7, "gathered-in-2", "In stage 2, each rank has all weights anyway: only a block's gradient is held for a moment."
+    "gathered-in-2",
+    "In stage 2, each rank has all weights anyway: only a block's gradient is held for a moment.",
+    edge=True,
 )
-bank.slip(7, "gathered-in-2", ("((stage >= 2) + (stage >= 3))", "2 * (stage >= 2)"))
-bank.variant(7, "gathered-in-2", BISECT, ("[0, 0, 2, 4]", "[0, 0, 4, 4]"))
+bank.slip("gathered-in-2", ("((stage >= 2) + (stage >= 3))", "2 * (stage >= 2)"))
+bank.variant("gathered-in-2", BISECT, ("[0, 0, 2, 4]", "[0, 0, 4, 4]"))
 
 bank.hint(
-    7, "wrong-ddp", "These bytes are wrong. Count the states, and the activations of each image. What else does "
-                    "DDP hold?"
+    "wrong-ddp",
+    "These bytes are wrong. Count the states, and the activations of each image. What else does DDP hold?",
 )
-bank.slip(7, "wrong-ddp", ("batch * activations", "(batch - 1) * activations"))
-bank.slip(7, "wrong-ddp", ("return states + batch * activations + moment", "return states + moment"))
-bank.variant(7, "wrong-ddp", BY_PARTS, ("12 * n_parameters", "8 * n_parameters"))
+bank.slip("wrong-ddp", ("batch * activations", "(batch - 1) * activations"))
+bank.slip("wrong-ddp", ("return states + batch * activations + moment", "return states + moment"))
+bank.variant("wrong-ddp", BY_PARTS, ("12 * n_parameters", "8 * n_parameters"))
 bank.hint(
-    7, "wrong-zero", "The bytes are right with DDP, but not here: which states are sharded, and what is held for a "
-                     "moment?"
+    "wrong-zero",
+    "The bytes are right with DDP, but not here: which states are sharded, and what is held for a moment?",
 )
-bank.slip(7, "wrong-zero", ("(stage >= 2) + (stage >= 3)", "(stage >= 1) + (stage >= 2) + 3 * (stage >= 3)"))
-bank.variant(7, "wrong-zero", BISECT, ("[0, 0, 2, 4]", "[0, 4, 0, 2]"))
+bank.slip("wrong-zero", ("(stage >= 2) + (stage >= 3)", "(stage >= 1) + (stage >= 2) + 3 * (stage >= 3)"))
+bank.variant("wrong-zero", BISECT, ("[0, 0, 2, 4]", "[0, 4, 0, 2]"))
 
-bank.hint(7, "not-a-batch", "largest_batch returns one whole number, 0 if nothing fits; you returned {kind}.")
-bank.slip(7, "not-a-batch", ("return fits", "return fits or None"))
-bank.slip(7, "not-a-batch", ("(fits + fails) // 2", "(fits + fails) / 2"))
-bank.variant(7, "not-a-batch", DOUBLING, ("return low", "return low, high"))
-
-bank.hint(7, "less-than", 'A batch that fills the memory exactly fits: compare with "at most", not "less than".')
-bank.slip(7, "less-than", ("(middle) <= memory", "(middle) < memory"))
-bank.variant(7, "less-than", BISECT, ("bisect_right", "bisect_left"))
-
-bank.hint(7, "first-that-fails", "That is the smallest batch that does not fit. Return the one before it.")
-bank.slip(7, "first-that-fails", ("return fits", "return fails"))
-bank.variant(7, "first-that-fails", BISECT, ("key=bytes_of)", "key=bytes_of) + 1"))
+bank.hint("not-a-batch", "largest_batch returns one whole number, 0 if nothing fits; you returned {kind}.")
+bank.slip("not-a-batch", ("return fits", "return fits or None"))
+bank.slip("not-a-batch", ("(fits + fails) // 2", "(fits + fails) / 2"))
+bank.variant("not-a-batch", DOUBLING, ("return low", "return low, high"))
 
 bank.hint(
-    7, "power-of-two", "That is the largest power of two that fits. Batches between it and the next power may fit too."
+    "less-than", 'A batch that fills the memory exactly fits: compare with "at most", not "less than".', edge=True
+)
+bank.slip("less-than", ("(middle) <= memory", "(middle) < memory"))
+bank.variant("less-than", BISECT, ("bisect_right", "bisect_left"))
+
+bank.hint("first-that-fails", "That is the smallest batch that does not fit. Return the one before it.", edge=True)
+bank.slip("first-that-fails", ("return fits", "return fails"))
+bank.variant("first-that-fails", BISECT, ("key=bytes_of)", "key=bytes_of) + 1"))
+
+bank.hint(
+    "power-of-two", "That is the largest power of two that fits. Batches between it and the next power may fit too."
 )
 POWERS = DOUBLING.split("    high = min(")[0] + "    return low\n"
-bank.text(7, "power-of-two", POWERS)
-bank.variant(7, "power-of-two", POWERS, ("return low", "return high // 2"))
+bank.text("power-of-two", POWERS)
+bank.variant("power-of-two", POWERS, ("return low", "return high // 2"))
 
 bank.hint(
-    7,
     "as-if-straight",
     "Memory need not grow in a straight line: two measurements do not give the rest. Measure near the batch that "
     "you return.",
@@ -222,9 +222,8 @@ LINE = (
     return min(most, 1 + int((memory - one) // each)) if each else most
 """
 )
-bank.text(7, "as-if-straight", LINE)
+bank.text("as-if-straight", LINE)
 bank.variant(
-    7,
     "as-if-straight",
     LINE,
     ("one, two = bytes_of(1), bytes_of(min(2, most))", "one = bytes_of(1)"),
@@ -232,34 +231,31 @@ bank.variant(
 )
 
 bank.hint(
-    7,
     "wrong-batch",
     "Either a larger batch fits too, or this one does not. Is `bytes_of` at most `memory` for the batch you "
     "return, and above it for one image more?",
 )
-bank.slip(7, "wrong-batch", ("fits = middle", "fits = middle + 1"))
+bank.slip("wrong-batch", ("fits = middle", "fits = middle + 1"))
 
-bank.variant(7, "wrong-batch", BY_PARTS, ("step //= 2", "step //= 4"))
+bank.variant("wrong-batch", BY_PARTS, ("step //= 2", "step //= 4"))
 
-bank.hint(7, "not-zero", "Not even one image fits here: return 0.")
-bank.slip(7, "not-zero", ("fits, fails = 0, most + 1", "fits, fails = 1, most + 1"))
-bank.variant(7, "not-zero", DOUBLING, ("return low", "return max(low, 1)"))
+bank.hint("not-zero", "Not even one image fits here: return 0.", edge=True)
+bank.slip("not-zero", ("fits, fails = 0, most + 1", "fits, fails = 1, most + 1"))
+bank.variant("not-zero", DOUBLING, ("return low", "return max(low, 1)"))
 
-bank.hint(7, "not-most", "`most` is the largest batch to ask for, and it may be returned.")
-bank.slip(7, "not-most", ("0, most + 1", "0, most"))
-bank.variant(7, "not-most", BISECT, ("most + 1", "most"))
+bank.hint("not-most", "`most` is the largest batch to ask for, and it may be returned.", edge=True)
+bank.slip("not-most", ("0, most + 1", "0, most"))
+bank.variant("not-most", BISECT, ("most + 1", "most"))
 
-bank.hint(7, "asked-outside", "bytes_of was asked for a batch of {batch}: only 1 to `most` can be measured.")
-bank.slip(7, "asked-outside", ("    while fails", "    if bytes_of(0) > memory:\n        return 0\n    while fails"))
+bank.hint("asked-outside", "bytes_of was asked for a batch of {batch}: only 1 to `most` can be measured.", edge=True)
+bank.slip("asked-outside", ("    while fails", "    if bytes_of(0) > memory:\n        return 0\n    while fails"))
 bank.variant(
-    7,
     "asked-outside",
     BISECT,
     ("range(1, most + 1), memory, key=bytes_of)", "range(most + 1), memory, key=bytes_of) - 1"),
 )
 
 bank.hint(
-    7,
     "asked-often",
     "bytes_of may take seconds, and you called it far more than log₂(most) times. Halve the remaining range with "
     "each call.",
@@ -272,9 +268,8 @@ BELOW = (
     return batch
 """
 )
-bank.text(7, "asked-often", BELOW)
+bank.text("asked-often", BELOW)
 bank.text(
-    7,
     "asked-often",
     BELOW.replace(
         "while batch",
@@ -282,7 +277,6 @@ bank.text(
     ),
 )
 bank.variant(
-    7,
     "asked-often",
     BELOW,
     (
@@ -291,23 +285,29 @@ bank.variant(
     ),
 )
 
-bank.hint(7, "asked-twice", "bytes_of was called more than once for the same batch, and a call may take seconds. "
-                            "Keep the answer.")
-bank.slip(7, "asked-twice", ("            fits = middle\n        else:\n", "            fits = middle\n        elif bytes_of(middle) > memory:\n"))
-bank.variant(
-    7,
+bank.hint(
     "asked-twice",
+    "bytes_of was called more than once for the same batch, and a call may take seconds. Keep the answer.",
+    edge=True,
+)
+bank.slip(
+    "asked-twice",
+    (
+        "            fits = middle\n        else:\n",
+        "            fits = middle\n        elif bytes_of(middle) > memory:\n",
+    ),
+)
+bank.variant("asked-twice",
     DOUBLING,
     ("low, high = (half, high) if bytes_of(half) <= memory else (low, half)", "low, high = half if bytes_of(half) <= memory else low, high if bytes_of(half) <= memory else half"),
 )  # fmt: skip
 
 bank.hint(
-    7,
     "asked-again",
     "bytes_of was called for a batch of {batch} again and again: the search does not end. Between two neighbours, "
     "the middle rounded down is the lower one: stop there.",
 )
-bank.slip(7, "asked-again", ("while fails - fits > 1", "while fails - fits > 0"))
+bank.slip("asked-again", ("while fails - fits > 1", "while fails - fits > 0"))
 STUCK = (
     BISECT.split("    return bisect")[0]
     + """    low, high = 0, most
@@ -320,10 +320,9 @@ STUCK = (
     return low
 """
 )
-bank.text(7, "asked-again", STUCK)
-bank.variant(7, "asked-again", STUCK, ("low, high = 0, most", "low, high = 1, most"))
+bank.text("asked-again", STUCK)
+bank.variant("asked-again", STUCK, ("low, high = 0, most", "low, high = 1, most"))
 bank.slip(
-    7,
     "wrong-batch",
     (
         "        middle = (fits + fails) // 2\n",

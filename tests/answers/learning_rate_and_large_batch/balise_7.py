@@ -2,7 +2,7 @@
 
 from tests.answers.bank import Bank
 
-bank = Bank("10_learning_rate_and_large_batch", whole=True)
+bank = Bank("10_learning_rate_and_large_batch", 7, whole=True)
 hint, slip, variant = bank.hint, bank.slip, bank.variant
 
 # the two equations of the paper's appendix, in float64, by one message of all; NumPy; counting up
@@ -43,7 +43,7 @@ def ranks_that_pay(noise, batch, share):
         n += 1
     return n
 """
-bank.text(7, None, PAPER)
+bank.text(None, PAPER)
 
 # the variance between the ranks, from all their gradients: an all-gather of one number beside DDP's mean
 BETWEEN = """
@@ -72,8 +72,14 @@ def ranks_that_pay(noise, batch, share):
     most = noise / batch * (1 - share) / share
     return max(int(most + 1e-9), 1)
 """
-bank.text(7, None, BETWEEN)
-slip(7, None, ("    return trace / square if square > 0 else math.inf\n", "    return __import__(\"numpy\").where(square > 0, trace / (square or 1.0), math.inf)\n"))
+bank.text(None, BETWEEN)
+slip(
+    None,
+    (
+        "    return trace / square if square > 0 else math.inf\n",
+        '    return __import__("numpy").where(square > 0, trace / (square or 1.0), math.inf)\n',
+    ),
+)
 
 SMALL = "    small = torch.stack(torch._foreach_norm([p.grad for p in parameters])).square().sum()\n"
 BIG = SMALL.replace("small", "big")
@@ -82,39 +88,37 @@ AVERAGE = "    average_over_ranks(parameters)\n"
 TRACE = "(small - big) / (1 / batch - 1 / (n * batch))"
 PAIR = "small - trace / batch, trace"
 
-slip(7, "nothing-returned", (f"    return {PAIR}\n", ""))
+slip("nothing-returned", (f"    return {PAIR}\n", ""))
 
-hint(7, "not-a-pair", "gradient_noise returns two tensors with one number each: the estimates of |G|² and of tr Σ. "
+hint("not-a-pair", "gradient_noise returns two tensors with one number each: the estimates of |G|² and of tr Σ. "
                       "float() and .item() make the CPU wait for the GPU, at every step.")  # fmt: skip
-slip(7, "not-a-pair", (PAIR, "(small - trace / batch).item(), trace.item()"))
-slip(7, "not-a-pair", (PAIR, "trace / (small - trace / batch)"))
-variant(7, "not-a-pair", BETWEEN, ("(size * batch), trace\n", "(size * batch), float(trace)\n"))
-variant(7, "not-a-pair", PAPER, ("return square, trace\n", "return {'G': square, 'S': trace}\n"))
+slip("not-a-pair", (PAIR, "(small - trace / batch).item(), trace.item()"))
+slip("not-a-pair", (PAIR, "trace / (small - trace / batch)"))
+variant("not-a-pair", BETWEEN, ("(size * batch), trace\n", "(size * batch), float(trace)\n"))
+variant("not-a-pair", PAPER, ("return square, trace\n", "return {'G': square, 'S': trace}\n"))
 
-hint(7, "not-the-mean", "After the call, the gradients are not the mean over the ranks.")
-slip(7, "not-the-mean", (AVERAGE, AVERAGE + "    [p.grad.mul_(0.5) for p in parameters]\n"))
-variant(7, "not-the-mean", PAPER, ("told[start : start + g.numel()]", "told[:-1].flip(0)[start : start + g.numel()]"))
+hint("not-the-mean", "After the call, the gradients are not the mean over the ranks.")
+slip("not-the-mean", (AVERAGE, AVERAGE + "    [p.grad.mul_(0.5) for p in parameters]\n"))
+variant("not-the-mean", PAPER, ("told[start : start + g.numel()]", "told[:-1].flip(0)[start : start + g.numel()]"))
 
 hint(
-    7,
     "left-as-they-were",
     "Each rank still has its own gradients. The optimizer needs their mean: put it into p.grad.",
 )
-slip(7, "left-as-they-were", (AVERAGE, ""))
-variant(7, "left-as-they-were", PAPER, ("            g.copy_(told[start : start + g.numel()].view(g.shape))\n", ""))
+slip("left-as-they-were", (AVERAGE, ""))
+variant("left-as-they-were", PAPER, ("            g.copy_(told[start : start + g.numel()].view(g.shape))\n", ""))
 
-hint(7, "summed", "After the call, the gradients are the sum over the ranks, not the mean.")
-slip(7, "summed", (AVERAGE, "    [dist.all_reduce(p.grad) for p in parameters]\n"))
-variant(7, "summed", PAPER, ("g.copy_(told", "g.copy_(world * told"))
+hint("summed", "After the call, the gradients are the sum over the ranks, not the mean.")
+slip("summed", (AVERAGE, "    [dist.all_reduce(p.grad) for p in parameters]\n"))
+variant("summed", PAPER, ("g.copy_(told", "g.copy_(world * told"))
 
-hint(7, "more-sent", "You send {n} bytes besides the gradients. Beyond the mean, you need only one number from the "
+hint("more-sent", "You send {n} bytes besides the gradients. Beyond the mean, you need only one number from the "
                      "other ranks: the squared length before the all-reduce.")  # fmt: skip
-slip(7, "more-sent", (SENT, """    every = [torch.cat([p.grad.flatten() for p in parameters]) for _ in range(n)]
+slip("more-sent", (SENT, """    every = [torch.cat([p.grad.flatten() for p in parameters]) for _ in range(n)]
     dist.all_gather(every, every[0].clone())
     small = torch.stack(every).square().sum() / n
 """))  # fmt: skip
 variant(
-    7,
     "more-sent",
     BETWEEN,
     (
@@ -124,254 +128,245 @@ variant(
 )
 
 hint(
-    7,
     "noise-ranks-waiting",
     "The ranks did not call the same collectives, so some wait for others. All ranks must call the same ones, in "
     "the same order.",
 )
 slip(
-    7,
     "noise-ranks-waiting",
     ("    dist.all_reduce(small)\n", "    if dist.get_rank() == 0:\n        dist.all_reduce(small)\n"),
 )
 variant(
-    7,
     "noise-ranks-waiting",
     PAPER,
     ("        dist.all_reduce(told)\n", "        dist.all_reduce(told[: None if dist.get_rank() else 2])\n"),
 )
 
 hint(
-    7,
     "wrong-estimates",
     "The estimates do not solve the two equations: one for B = b, with the mean of the ranks' squared lengths, and "
     "one for B = N b.",
 )
-slip(7, "wrong-estimates", (PAIR, "small, trace / 7"))
-variant(7, "wrong-estimates", PAPER, ("(b_big - b_small)", "(b_big + b_small)"))
+slip("wrong-estimates", (PAIR, "small, trace / 7"))
+variant("wrong-estimates", PAPER, ("(b_big - b_small)", "(b_big + b_small)"))
 
 hint(
-    7,
     "own-length",
     "Each rank uses its own squared length, so the ranks disagree, and the estimate has the noise of a single "
     "rank. Average the squared length over the ranks.",
 )
-slip(7, "own-length", (SENT, ""))
-variant(7, "own-length", PAPER, ("small, big = told[-1]", "small, big = flat.square().sum()"))
+slip("own-length", (SENT, ""))
+variant("own-length", PAPER, ("small, big = told[-1]", "small, big = flat.square().sum()"))
 
 hint(
-    7,
     "lengths-summed",
     "You add up the squared lengths of the ranks. The left side of the equation for B = b is their mean.",
 )
-slip(7, "lengths-summed", ("    small /= n\n", ""))
-variant(7, "lengths-summed", PAPER, ("small, big = told[-1]", "small, big = world * told[-1]"))
+slip("lengths-summed", ("    small /= n\n", ""))
+variant("lengths-summed", PAPER, ("small, big = told[-1]", "small, big = world * told[-1]"))
 
-hint(7, "not-squared", "You use lengths where the equations have squared lengths.")
+hint("not-squared", "You use lengths where the equations have squared lengths.")
 slip(
-    7,
     "not-squared",
     (".square().sum()\n    dist", ".square().sum().sqrt()\n    dist"),
     (".square().sum()\n    trace", ".square().sum().sqrt()\n    trace"),
 )
 variant(
-    7,
     "not-squared",
     PAPER,
     ("flat.double().square().sum()", "flat.double().norm()"),
     ("told[:-1].square().sum()", "told[:-1].norm()"),
 )
 
-hint(7, "lengths-averaged", "You average the ranks' lengths, and then square. Take the mean of their squares.")
-slip(7, "lengths-averaged", (SMALL, SMALL.replace(".sum()", ".sum().sqrt()")), ("    small /= n\n", "    small = (small / n).square()\n"))  # fmt: skip
-variant(7, "lengths-averaged", PAPER, ("flat.double().square().sum()", "flat.double().norm()"), ("small, big = told[-1]", "small, big = told[-1].square()"))  # fmt: skip
+hint("lengths-averaged", "You average the ranks' lengths, and then square. Take the mean of their squares.")
+slip("lengths-averaged", (SMALL, SMALL.replace(".sum()", ".sum().sqrt()")), ("    small /= n\n", "    small = (small / n).square()\n"))  # fmt: skip
+variant("lengths-averaged", PAPER, ("flat.double().square().sum()", "flat.double().norm()"), ("small, big = told[-1]", "small, big = told[-1].square()"))  # fmt: skip
 
-hint(7, "noise-of-one-rank", "You subtract tr Σ / b from the squared length of the mean gradient. That is the "
+hint("noise-of-one-rank", "You subtract tr Σ / b from the squared length of the mean gradient. That is the "
                              "noise in the gradient of one rank; the mean of N has tr Σ / (N b).")  # fmt: skip
-slip(7, "noise-of-one-rank", (PAIR, "big - trace / batch, trace"))
-variant(7, "noise-of-one-rank", BETWEEN, ("trace / (size * batch)", "trace / batch"))
+slip("noise-of-one-rank", (PAIR, "big - trace / batch, trace"))
+variant("noise-of-one-rank", BETWEEN, ("trace / (size * batch)", "trace / batch"))
 
 hint(
-    7,
     "biased-square",
     "Your |G|² still contains noise. It adds tr Σ / (N b) to the squared length of the mean gradient, and tr Σ / b to the squared length of one rank's gradient. Subtract the term that belongs to the length you used.",
 )
-slip(7, "biased-square", (PAIR, "big, trace"))
-slip(7, "biased-square", (PAIR, "small - trace / (n * batch), trace"))
-variant(7, "biased-square", BETWEEN, ("for g in means) - trace / (size * batch)", "for g in means)"))
+slip("biased-square", (PAIR, "big, trace"))
+slip("biased-square", (PAIR, "small - trace / (n * batch), trace"))
+variant("biased-square", BETWEEN, ("for g in means) - trace / (size * batch)", "for g in means)"))
 
 hint(
-    7,
     "noise-kept-small",
     "Your |G|² is the squared length of one rank's gradient, noise included. Subtract tr Σ / b.",
 )
-slip(7, "noise-kept-small", (PAIR, "small, trace"))
+slip("noise-kept-small", (PAIR, "small, trace"))
 variant(
-    7,
     "noise-kept-small",
     PAPER,
     ("square = (b_big * big - b_small * small) / (b_big - b_small)", "square = small.clone()"),
 )
 
 hint(
-    7,
     "batch-left-out",
     "tr Σ is the noise of a single sample's gradient. Yours is many times smaller, because the batch is still in "
     "it. Divide the difference of the two equations by 1/b − 1/(N b).",
 )
-slip(7, "batch-left-out", (TRACE, "small - big"))
-slip(7, "batch-left-out", (TRACE, "small - big"), (PAIR, "big, trace"))
-slip(7, "batch-left-out", (TRACE, "(small - big) / (1 - 1 / n)"), (PAIR, "small - trace, trace"))
-variant(7, "batch-left-out", PAPER, ("b_small, b_big = batch, world * batch", "b_small, b_big = 1, world"))
+slip("batch-left-out", (TRACE, "small - big"))
+slip("batch-left-out", (TRACE, "small - big"), (PAIR, "big, trace"))
+slip("batch-left-out", (TRACE, "(small - big) / (1 - 1 / n)"), (PAIR, "small - trace, trace"))
+variant("batch-left-out", PAPER, ("b_small, b_big = batch, world * batch", "b_small, b_big = 1, world"))
 
-hint(7, "biased-variance", "You divide the variance between the ranks by N. Around their own mean, only N − 1 are "
+hint("biased-variance", "You divide the variance between the ranks by N. Around their own mean, only N − 1 are "
                            "free: use 1/b − 1/(N b) in the difference of the two equations. Or you took `batch` "
                            "for that of all ranks.")  # fmt: skip
-slip(7, "biased-variance", (TRACE, "(small - big) * batch"))
-slip(7, "biased-variance", (TRACE, "(small - big) * batch"), (PAIR, "big - trace / (n * batch), trace"))
-variant(7, "biased-variance", BETWEEN, ("/ (size - 1)", "/ size"))
+slip("biased-variance", (TRACE, "(small - big) * batch"))
+slip("biased-variance", (TRACE, "(small - big) * batch"), (PAIR, "big - trace / (n * batch), trace"))
+variant("biased-variance", BETWEEN, ("/ (size - 1)", "/ size"))
 
-hint(7, "estimates-swapped", "You have swapped the two estimates: first |G|², then tr Σ.")
-slip(7, "estimates-swapped", (PAIR, "trace, small - trace / batch"))
-variant(7, "estimates-swapped", PAPER, ("return square, trace\n", "return trace, square\n"))
+hint("estimates-swapped", "You have swapped the two estimates: first |G|², then tr Σ.")
+slip("estimates-swapped", (PAIR, "trace, small - trace / batch"))
+variant("estimates-swapped", PAPER, ("return square, trace\n", "return trace, square\n"))
 
-hint(7, "measured-too-late", "Both lengths are those of the mean. You measured the first one after the gradients "
+hint("measured-too-late", "Both lengths are those of the mean. You measured the first one after the gradients "
                              "had been averaged, or on the very tensors that the all-reduce writes into.")  # fmt: skip
-slip(7, "measured-too-late", (AVERAGE, ""), (SMALL, AVERAGE + SMALL))
-variant(7, "measured-too-late", BETWEEN, ("p.grad.clone() for", "p.grad for"))
+slip("measured-too-late", (AVERAGE, ""), (SMALL, AVERAGE + SMALL))
+variant("measured-too-late", BETWEEN, ("p.grad.clone() for", "p.grad for"))
 
 hint(
-    7,
     "one-rank-estimated",
     "With one rank there are two unknowns in one equation. Raise a ValueError instead of dividing by zero.",
 )
 slip(
-    7,
     "one-rank-estimated",
     ('    if n == 1:\n        raise ValueError("one rank has gradients of one batch size: two are needed")\n', ""),
 )
 variant(
-    7,
     "one-rank-estimated",
     PAPER,
     ('            raise ValueError("at least two ranks")\n', "            return torch.zeros(()), torch.zeros(())\n"),
 )
 
-hint(7, "wrong-scale", "noise_scale is not the mean of tr Σ divided by the mean of |G|².")
-slip(7, "wrong-scale", ("return trace / square if", "return trace / square / len(estimates) if"))
-variant(7, "wrong-scale", PAPER, ("float(trace / square)", "float(trace * square)"))
+hint("wrong-scale", "noise_scale is not the mean of tr Σ divided by the mean of |G|².")
+slip("wrong-scale", ("return trace / square if", "return trace / square / len(estimates) if"))
+variant("wrong-scale", PAPER, ("float(trace / square)", "float(trace * square)"))
 
-hint(7, "mean-of-quotients", "You divide for each step, and then average the quotients, so steps with |G|² near "
+hint("mean-of-quotients", "You divide for each step, and then average the quotients, so steps with |G|² near "
                              "zero dominate. Average numerators and denominators separately, then divide once.")  # fmt: skip
 slip(
-    7,
     "mean-of-quotients",
     ("return trace / square if", "return sum(float(t / s) for s, t in estimates) / len(estimates) if"),
 )
 variant(
-    7,
     "mean-of-quotients",
     PAPER,
     ("float(trace / square)", "float(np.mean([float(b) / float(a) for a, b in estimates]))"),
 )
 
-hint(7, "median-of-quotients", "This is the median of the steps' quotients. It is tamer than their mean, but the "
+hint("median-of-quotients", "This is the median of the steps' quotients. It is tamer than their mean, but the "
                                "median of quotients is not the quotient of the means. Average numerators and "
                                "denominators separately.")  # fmt: skip
 slip(
-    7,
     "median-of-quotients",
     ("return trace / square if", "return sorted(float(t / s) for s, t in estimates)[len(estimates) // 2] if"),
 )
-variant(7, "median-of-quotients", BETWEEN, ("trace / square, torch", "(found[:, 1] / found[:, 0]).median(), torch"))
+variant("median-of-quotients", BETWEEN, ("trace / square, torch", "(found[:, 1] / found[:, 0]).median(), torch"))
 
 hint(
-    7,
     "negative-left-out",
     "You leave out steps with a negative |G|². Only the mean of all steps is right on average.",
 )
 slip(
-    7,
     "negative-left-out",
     ("    square = sum", "    estimates = [pair for pair in estimates if pair[0] > 0] or estimates\n    square = sum"),
 )
 slip(
-    7,
     "negative-left-out",
     ("sum(float(square) for", "sum(max(float(square), 0.0) for"),
     (" for square, _ in estimates)", " for square, _ in estimates) - 1e-9"),
 )
 variant(
-    7,
     "negative-left-out",
     PAPER,
     ("    if square <= 0", "    square = np.mean([max(float(a), 0) for a, b in estimates]) - 1e-9\n    if square <= 0"),
 )
 
-hint(7, "upside-down", "The quotient is upside down. It is tr Σ over |G|².")
-slip(7, "upside-down", ("return trace / square if", "return square / trace if"))
-variant(7, "upside-down", PAPER, ("float(trace / square)", "float(square / trace)"))
+hint("upside-down", "The quotient is upside down. It is tr Σ over |G|².")
+slip("upside-down", ("return trace / square if", "return square / trace if"))
+variant("upside-down", PAPER, ("float(trace / square)", "float(square / trace)"))
 
 hint(
-    7,
     "not-infinite",
     "Where the mean of |G|² is not above zero, the gradient is lost in the noise. Return math.inf, not a negative "
     "batch size.",
 )
-slip(7, "not-infinite", (" if square > 0 else math.inf", ""))
-slip(7, "not-infinite", (" if square > 0 else math.inf", " if square else 0.0"))
-variant(7, "not-infinite", PAPER, ('    if square <= 0:\n        return float("inf")\n', ""))
+slip("not-infinite", (" if square > 0 else math.inf", ""))
+slip("not-infinite", (" if square > 0 else math.inf", " if square else 0.0"))
+variant("not-infinite", PAPER, ('    if square <= 0:\n        return float("inf")\n', ""))
 
-hint(7, "no-whole-number", "ranks_that_pay returns a whole number of ranks.")
-slip(7, "no-whole-number", ("math.floor(noise * (1 / share - 1) / batch)", "noise * (1 / share - 1) / batch"))
-variant(7, "no-whole-number", BETWEEN, ("int(most + 1e-9)", "most"))
+hint("no-whole-number", "ranks_that_pay returns a whole number of ranks.")
+slip("no-whole-number", ("math.floor(noise * (1 / share - 1) / batch)", "noise * (1 / share - 1) / batch"))
+variant("no-whole-number", BETWEEN, ("int(most + 1e-9)", "most"))
 
-hint(7, "wrong-ranks", "This is not the largest number of ranks n for which 1 / (1 + n batch / noise) is at least "
-                       "`share`.")
-slip(7, "wrong-ranks", ("(1 / share - 1)", "(1 / share)"))
-variant(7, "wrong-ranks", PAPER, (">= share", ">= share / 2"))
+hint(
+    "wrong-ranks",
+    "This is not the largest number of ranks n for which 1 / (1 + n batch / noise) is at least `share`.",
+)
+slip("wrong-ranks", ("(1 / share - 1)", "(1 / share)"))
+variant("wrong-ranks", PAPER, (">= share", ">= share / 2"))
 
-hint(7, "samples-not-ranks", "This is a number of samples, not of ranks. Each rank brings `batch` samples.")
-slip(7, "samples-not-ranks", (" / batch))\n", "))\n"))
-variant(7, "samples-not-ranks", PAPER, ("(n + 1) * batch / noise", "(n + 1) / noise"))
+hint("samples-not-ranks", "This is a number of samples, not of ranks. Each rank brings `batch` samples.")
+slip("samples-not-ranks", (" / batch))\n", "))\n"))
+variant("samples-not-ranks", PAPER, ("(n + 1) * batch / noise", "(n + 1) / noise"))
 
-hint(7, "share-upside-down", "You have turned the share round. A higher efficiency leaves fewer ranks.")
-slip(7, "share-upside-down", ("(1 / share - 1)", "1 / (1 / share - 1)"))
-variant(7, "share-upside-down", BETWEEN, ("(1 - share) / share", "share / (1 - share)"))
+hint("share-upside-down", "You have turned the share round. A higher efficiency leaves fewer ranks.")
+slip("share-upside-down", ("(1 / share - 1)", "1 / (1 / share - 1)"))
+variant("share-upside-down", BETWEEN, ("(1 - share) / share", "share / (1 - share)"))
 
-hint(7, "rounded-up", "This is one rank too many: with that number the efficiency is already below the share.")
-slip(7, "rounded-up", ("math.floor(", "math.ceil("))
-slip(7, "rounded-up", ("math.floor(", "math.floor(1 + "))
-variant(7, "rounded-up", PAPER, ("(n + 1) * batch / noise", "n * batch / noise"))
+hint("rounded-up", "This is one rank too many: with that number the efficiency is already below the share.")
+slip("rounded-up", ("math.floor(", "math.ceil("))
+slip("rounded-up", ("math.floor(", "math.floor(1 + "))
+variant("rounded-up", PAPER, ("(n + 1) * batch / noise", "n * batch / noise"))
 
-hint(7, "no-rank-left", "There is no training without a rank: return at least 1.")
+hint("no-rank-left", "There is no training without a rank: return at least 1.")
 slip(
-    7,
     "no-rank-left",
     ("max(1, math.floor(noise * (1 / share - 1) / batch))", "math.floor(noise * (1 / share - 1) / batch)"),
 )
-variant(7, "no-rank-left", BETWEEN, ("max(int(most + 1e-9), 1)", "int(most + 1e-9)"))
+variant("no-rank-left", BETWEEN, ("max(int(most + 1e-9), 1)", "int(most + 1e-9)"))
 
 hint(
-    7,
     "cut-at-zero",
     "You replace a negative estimate of |G|². It is as valid as the others: their mean is right only with it.",
 )
-slip(7, "cut-at-zero", (PAIR, "(small - trace / batch).clamp(min=0), trace"))
-slip(7, "cut-at-zero", (PAIR, "(small - trace / batch).abs(), trace"))
-variant(7, "cut-at-zero", PAPER, ("return square, trace\n", "return max(square, 0 * square), trace\n"))
+slip("cut-at-zero", (PAIR, "(small - trace / batch).clamp(min=0), trace"))
+slip("cut-at-zero", (PAIR, "(small - trace / batch).abs(), trace"))
+variant("cut-at-zero", PAPER, ("return square, trace\n", "return max(square, 0 * square), trace\n"))
 
 hint(
-    7, "first-rank-only", "Only one rank returns the estimates. All ranks have what they need, and all must return "
-                          "the same values."
+    "first-rank-only",
+    "Only one rank returns the estimates. All ranks have what they need, and all must return the same values.",
 )
 slip(
-    7,
     "first-rank-only",
     (
         "    return " + PAIR,
         "    if dist.get_rank():\n        return torch.zeros(()), torch.zeros(())\n    return " + PAIR,
     ),
 )
-variant(7, "first-rank-only", PAPER, (
+variant("first-rank-only", PAPER, (
     "    return square, trace\n", "    return (square, trace) if dist.get_rank() == 0 else (0 * square, 0 * trace)\n"))  # fmt: skip
+
+bank.edge(
+    "cut-at-zero",
+    "more-sent",
+    "negative-left-out",
+    "no-rank-left",
+    "no-whole-number",
+    "not-infinite",
+    "one-rank-estimated",
+    "rounded-up",
+)
+
+bank.edge("biased-variance")
+
+bank.edge("first-rank-only", "measured-too-late")

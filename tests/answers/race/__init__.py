@@ -1,14 +1,1 @@
 """Answers to 25_race, one file a balise."""
-
-from tests.answers.bank import Bank
-from tests.answers.race.balise_1 import bank as balise_1
-from tests.answers.race.balise_2 import bank as balise_2
-from tests.answers.race.balise_3 import bank as balise_3
-from tests.answers.race.balise_4 import bank as balise_4
-from tests.answers.race.balise_5 import bank as balise_5
-from tests.answers.race.balise_6 import bank as balise_6
-from tests.answers.race.balise_7 import bank as balise_7
-from tests.answers.race.balise_8 import bank as balise_8
-
-bank = Bank("25_race")
-bank.add(balise_1, balise_2, balise_3, balise_4, balise_5, balise_6, balise_7, balise_8)

@@ -2,7 +2,7 @@
 
 from tests.answers.bank import Bank
 
-bank = Bank("25_race", whole=True)
+bank = Bank("25_race", 5, whole=True)
 
 # falling proportions, the geometric mean of a batch's two ends; classes in a list, put in order by sorting
 FALLING = """
@@ -33,7 +33,7 @@ def predict(model, images, batch, short):
         model.train(before)
     return torch.stack([classes[k] for k in range(len(images))])
 """
-bank.text(5, None, FALLING)
+bank.text(None, FALLING)
 
 # a generator of tensors, the middle image's proportions; the mode of each layer is kept; the order by argsort
 TENSORS = """
@@ -62,7 +62,7 @@ def predict(model, images, batch, short):
         part.training = mode
     return torch.cat(all_classes)[torch.cat(all_numbers).argsort()]
 """
-bank.text(5, None, TENSORS)
+bank.text(None, TENSORS)
 
 # numpy; the mean of the heights over that of the widths
 ARRAYS = """
@@ -91,100 +91,100 @@ def predict(model, images, batch, short):
     model.train(training)
     return torch.from_numpy(found)
 """
-bank.text(5, None, ARRAYS)
-bank.slip(5, None, ("math.exp(sum(math.log(shapes[k][0] / shapes[k][1]) for k in numbers) / len(numbers))", "sum(shapes[k][0] / shapes[k][1] for k in numbers) / len(numbers)"))  # fmt: skip
+bank.text(None, ARRAYS)
+bank.slip(None, ("math.exp(sum(math.log(shapes[k][0] / shapes[k][1]) for k in numbers) / len(numbers))", "sum(shapes[k][0] / shapes[k][1] for k in numbers) / len(numbers)"))  # fmt: skip
 
-bank.slip(5, None, ("    mode = model.training\n    model.eval()\n", "    mode, model = False, copy.deepcopy(model).eval()\n"))  # fmt: skip
+bank.slip(None, ("    mode = model.training\n    model.eval()\n", "    mode, model = False, copy.deepcopy(model).eval()\n"))  # fmt: skip
 
-bank.hint(5, "batches", "Images are missing, or appear twice, or a batch has the wrong size. Every image belongs "
+bank.hint("batches", "Images are missing, or appear twice, or a batch has the wrong size. Every image belongs "
                         "to exactly one batch. Each batch has `batch` images; only the last may have fewer.")  # fmt: skip
-bank.slip(5, "batches", ("range(0, len(order), batch)", "range(0, len(order) - batch + 1, batch)"))
-bank.slip(5, "batches", ("order[i : i + batch]", "order[i : i + batch + 1]"))
-bank.slip(5, "batches", ("range(0, len(order), batch)", "range(0, len(order) // batch * batch, batch)"))
-bank.slip(5, "batches", ("images], batch, short):", "images], batch, short)[:-1]:"))
-bank.slip(5, "batches", ("images], batch, short):", "images], batch + 1, short):"))
-bank.variant(5, "batches", FALLING, ("order[batch:]", "order[batch - 1 :][: len(order) - batch]"))
-bank.variant(5, "batches", ARRAYS, ("range(batch, len(order), batch)", "range(batch, len(order), batch + 1)"))
-bank.variant(5, "batches", TENSORS, (".split(batch)", ".chunk(batch)"))
+bank.slip("batches", ("range(0, len(order), batch)", "range(0, len(order) - batch + 1, batch)"))
+bank.slip("batches", ("order[i : i + batch]", "order[i : i + batch + 1]"))
+bank.slip("batches", ("range(0, len(order), batch)", "range(0, len(order) // batch * batch, batch)"))
+bank.slip("batches", ("images], batch, short):", "images], batch, short)[:-1]:"))
+bank.slip("batches", ("images], batch, short):", "images], batch + 1, short):"))
+bank.variant("batches", FALLING, ("order[batch:]", "order[batch - 1 :][: len(order) - batch]"))
+bank.variant("batches", ARRAYS, ("range(batch, len(order), batch)", "range(batch, len(order), batch + 1)"))
+bank.variant("batches", TENSORS, (".split(batch)", ".chunk(batch)"))
 
-bank.hint(5, "not-sorted", "The batches are not in the order of height / width. Sort first, then cut into batches: "
+bank.hint("not-sorted", "The batches are not in the order of height / width. Sort first, then cut into batches: "
                            "otherwise one shape has to fit tall and wide images at once.")  # fmt: skip
-bank.slip(5, "not-sorted", ("key=lambda k: shapes[k][0] / shapes[k][1]", "key=lambda k: shapes[k][0] * shapes[k][1]"))
-bank.slip(5, "not-sorted", ("shapes[k][0] / shapes[k][1])", "round(shapes[k][0] / shapes[k][1], 1))"))
-bank.slip(5, "not-sorted", (", key=lambda k: shapes[k][0] / shapes[k][1]", ""))
-bank.slip(5, "not-sorted", ("key=lambda k: shapes[k][0] / shapes[k][1]", "key=lambda k: max(shapes[k]) / min(shapes[k])"))  # fmt: skip
-bank.variant(5, "not-sorted", TENSORS, ("(h / w).argsort()", "h.argsort()"))
-bank.variant(5, "not-sorted", ARRAYS, ("-sides[:, 0] / sides[:, 1]", "sides[:, 0] // sides[:, 1]"))
+bank.slip("not-sorted", ("key=lambda k: shapes[k][0] / shapes[k][1]", "key=lambda k: shapes[k][0] * shapes[k][1]"))
+bank.slip("not-sorted", ("shapes[k][0] / shapes[k][1])", "round(shapes[k][0] / shapes[k][1], 1))"))
+bank.slip("not-sorted", (", key=lambda k: shapes[k][0] / shapes[k][1]", ""))
+bank.slip("not-sorted", ("key=lambda k: shapes[k][0] / shapes[k][1]", "key=lambda k: max(shapes[k]) / min(shapes[k])"))  # fmt: skip
+bank.variant("not-sorted", TENSORS, ("(h / w).argsort()", "h.argsort()"))
+bank.variant("not-sorted", ARRAYS, ("-sides[:, 0] / sides[:, 1]", "sides[:, 0] // sides[:, 1]"))
 
-bank.hint(5, "swapped", "You have swapped height and width. Height comes first; where height / width is above 1, "
+bank.hint("swapped", "You have swapped height and width. Height comes first; where height / width is above 1, "
                         "the height is the long side.")  # fmt: skip
-bank.slip(5, "swapped", ("(long, short) if ratio > 1 else (short, long)", "(short, long) if ratio > 1 else (long, short)"))  # fmt: skip
-bank.slip(5, "swapped", ("(long, short) if ratio > 1 else (short, long)", "(short, long)"))
-bank.slip(5, "swapped", ("[image.shape[1:] for image in images]", "[(image.shape[2], image.shape[1]) for image in images]"))  # fmt: skip
-bank.slip(5, "swapped", ("size=shape", "size=shape[::-1]"))
-bank.variant(5, "swapped", FALLING, ("(height, width)))", "(width, height)))"))
-bank.variant(5, "swapped", TENSORS, ("int(sides[0]), int(sides[1])", "int(sides[1]), int(sides[0])"))
+bank.slip("swapped", ("(long, short) if ratio > 1 else (short, long)", "(short, long) if ratio > 1 else (long, short)"))  # fmt: skip
+bank.slip("swapped", ("(long, short) if ratio > 1 else (short, long)", "(short, long)"))
+bank.slip("swapped", ("[image.shape[1:] for image in images]", "[(image.shape[2], image.shape[1]) for image in images]"))  # fmt: skip
+bank.slip("swapped", ("size=shape", "size=shape[::-1]"))
+bank.variant("swapped", FALLING, ("(height, width)))", "(width, height)))"))
+bank.variant("swapped", TENSORS, ("int(sides[0]), int(sides[1])", "int(sides[1]), int(sides[0])"))
 
-bank.hint(5, "short-lost", "The short side of a batch is not `short`. It always is; the long side follows from the proportions.")  # fmt: skip
-bank.slip(5, "short-lost", ("short * max(ratio, 1 / ratio)", "short * min(ratio, 1 / ratio)"), (" / STRIDE) * STRIDE", " / STRIDE + 0.5) * STRIDE"))  # fmt: skip
-bank.slip(5, "short-lost", ("round(short * max(ratio, 1 / ratio) / STRIDE)", "round(short * max(ratio, 1 / ratio) ** 0.5 / STRIDE)"), ("(long, short) if ratio > 1 else (short, long)", "(long, short * short // long) if ratio > 1 else (short * short // long, long)"))  # fmt: skip
-bank.slip(5, "short-lost", ("(long, short) if ratio > 1 else (short, long)", "(short + 8, short + 8)"))
-bank.variant(5, "short-lost", ARRAYS, ("short / min(h, w)", "short / max(h, w)"), ("max(short, int", "max(8, int"))
+bank.hint("short-lost", "The short side of a batch is not `short`. It always is; the long side follows from the proportions.")  # fmt: skip
+bank.slip("short-lost", ("short * max(ratio, 1 / ratio)", "short * min(ratio, 1 / ratio)"), (" / STRIDE) * STRIDE", " / STRIDE + 0.5) * STRIDE"))  # fmt: skip
+bank.slip("short-lost", ("round(short * max(ratio, 1 / ratio) / STRIDE)", "round(short * max(ratio, 1 / ratio) ** 0.5 / STRIDE)"), ("(long, short) if ratio > 1 else (short, long)", "(long, short * short // long) if ratio > 1 else (short * short // long, long)"))  # fmt: skip
+bank.slip("short-lost", ("(long, short) if ratio > 1 else (short, long)", "(short + 8, short + 8)"))
+bank.variant("short-lost", ARRAYS, ("short / min(h, w)", "short / max(h, w)"), ("max(short, int", "max(8, int"))
 
-bank.hint(5, "long-side", "The long side is `short` times the proportions of the batch, rounded to the nearest "
+bank.hint("long-side", "The long side is `short` times the proportions of the batch, rounded to the nearest "
                           "multiple of STRIDE, not always down and not always up.")  # fmt: skip
-bank.slip(5, "long-side", ("round(short * max(ratio, 1 / ratio) / STRIDE)", "math.floor(short * max(ratio, 1 / ratio) / STRIDE)"))  # fmt: skip
-bank.slip(5, "long-side", ("round(short * max(ratio, 1 / ratio) / STRIDE)", "math.ceil(short * max(ratio, 1 / ratio) / STRIDE)"))  # fmt: skip
-bank.slip(5, "long-side", ("round(short * max(ratio, 1 / ratio) / STRIDE) * STRIDE", "round(short * max(ratio, 1 / ratio))"))  # fmt: skip
-bank.variant(5, "long-side", FALLING, ("short * tall / STRIDE + 0.5", "short * tall / STRIDE"), ("short / tall / STRIDE + 0.5", "short / tall / STRIDE"))  # fmt: skip
-bank.variant(5, "long-side", TENSORS, (".round() * STRIDE", " * STRIDE"))
+bank.slip("long-side", ("round(short * max(ratio, 1 / ratio) / STRIDE)", "math.floor(short * max(ratio, 1 / ratio) / STRIDE)"))  # fmt: skip
+bank.slip("long-side", ("round(short * max(ratio, 1 / ratio) / STRIDE)", "math.ceil(short * max(ratio, 1 / ratio) / STRIDE)"))  # fmt: skip
+bank.slip("long-side", ("round(short * max(ratio, 1 / ratio) / STRIDE) * STRIDE", "round(short * max(ratio, 1 / ratio))"))  # fmt: skip
+bank.variant("long-side", FALLING, ("short * tall / STRIDE + 0.5", "short * tall / STRIDE"), ("short / tall / STRIDE + 0.5", "short / tall / STRIDE"))  # fmt: skip
+bank.variant("long-side", TENSORS, (".round() * STRIDE", " * STRIDE"))
 
-bank.hint(5, "other-proportions", "Your shape squashes the images, or stretches them: its height / width is not "
+bank.hint("other-proportions", "Your shape squashes the images, or stretches them: its height / width is not "
                                   "between theirs. Give each batch its own shape, from a mean of the proportions "
                                   "of its images.")  # fmt: skip
-bank.slip(5, "other-proportions", ("(long, short) if ratio > 1 else (short, long)", "(short, short)"))
-bank.slip(5, "other-proportions", ("for k in numbers) / len(numbers))", "for k in order) / len(order))"))
-bank.slip(5, "other-proportions", (" size=shape,", " size=(short, short),"))
-bank.slip(5, "other-proportions", ("/ len(numbers))", "/ batch)"))
-bank.variant(5, "other-proportions", FALLING, ("(h0, w0), (h1, w1) = shapes[numbers[0]], shapes[numbers[-1]]", "h0, w0, h1, w1 = 1, 2, 1, 2"))  # fmt: skip
-bank.variant(5, "other-proportions", ARRAYS, ("sides[numbers].mean(0)", "sides.mean(0)"))
+bank.slip("other-proportions", ("(long, short) if ratio > 1 else (short, long)", "(short, short)"))
+bank.slip("other-proportions", ("for k in numbers) / len(numbers))", "for k in order) / len(order))"))
+bank.slip("other-proportions", (" size=shape,", " size=(short, short),"))
+bank.slip("other-proportions", ("/ len(numbers))", "/ batch)"))
+bank.variant("other-proportions", FALLING, ("(h0, w0), (h1, w1) = shapes[numbers[0]], shapes[numbers[-1]]", "h0, w0, h1, w1 = 1, 2, 1, 2"))  # fmt: skip
+bank.variant("other-proportions", ARRAYS, ("sides[numbers].mean(0)", "sides.mean(0)"))
 
-bank.hint(5, "one-call", "You call the model {calls} times for {batches} batches. Resize the images of a batch one "
+bank.hint("one-call", "You call the model {calls} times for {batches} batches. Resize the images of a batch one "
                          "by one, stack them, and call the model once.")  # fmt: skip
-bank.slip(5, "one-call", ("model(torch.cat(x)).argmax(1)", "torch.cat([model(one).argmax(1) for one in x])"))
-bank.variant(5, "one-call", FALLING, ("zip(numbers, model(x))", "((k, model(x[i : i + 1])[0]) for i, k in enumerate(numbers))"))  # fmt: skip
+bank.slip("one-call", ("model(torch.cat(x)).argmax(1)", "torch.cat([model(one).argmax(1) for one in x])"))
+bank.variant("one-call", FALLING, ("zip(numbers, model(x))", "((k, model(x[i : i + 1])[0]) for i, k in enumerate(numbers))"))  # fmt: skip
 
-bank.hint(5, "training-mode", "The model runs in training mode: dropout is on, and batch norm uses the batch's own "
+bank.hint("training-mode", "The model runs in training mode: dropout is on, and batch norm uses the batch's own "
                               "statistics. Call `model.eval()` first.")  # fmt: skip
-bank.slip(5, "training-mode", ("    model.eval()\n", ""))
-bank.variant(5, "training-mode", TENSORS, ("    model.eval()\n", "    model.training = False\n"))
+bank.slip("training-mode", ("    model.eval()\n", ""))
+bank.variant("training-mode", TENSORS, ("    model.eval()\n", "    model.training = False\n"))
 
-bank.hint(5, "not-resized", "The model does not get the result of bilinear scaling with `antialias=True`. Resize "
+bank.hint("not-resized", "The model does not get the result of bilinear scaling with `antialias=True`. Resize "
                             "each whole image from its own shape to that of its batch, without a crop, a border or "
                             "an intermediate size.")  # fmt: skip
-bank.slip(5, "not-resized", (", antialias=True) for k", ") for k"))
-bank.slip(5, "not-resized", ("model(torch.cat(x))", "model(torch.cat(x) / 255)"))
-bank.slip(5, "not-resized", ('mode="bilinear", antialias=True', 'mode="nearest"'))
-bank.slip(5, "not-resized", ('mode="bilinear", antialias=True', 'mode="bicubic", antialias=True'))
-bank.slip(5, "not-resized", ('F.interpolate(images[k][None], size=shape, mode="bilinear", antialias=True)', "F.pad(images[k][None, :, : shape[0], : shape[1]], (0, max(0, shape[1] - images[k].shape[2]), 0, max(0, shape[0] - images[k].shape[1])))"))  # fmt: skip
-bank.slip(5, "not-resized", ("F.interpolate(images[k][None], size", "F.interpolate(resized(images[k][None], short), size"))  # fmt: skip
-bank.variant(5, "not-resized", FALLING, (", antialias=True)[0]", ")[0]"))
+bank.slip("not-resized", (", antialias=True) for k", ") for k"))
+bank.slip("not-resized", ("model(torch.cat(x))", "model(torch.cat(x) / 255)"))
+bank.slip("not-resized", ('mode="bilinear", antialias=True', 'mode="nearest"'))
+bank.slip("not-resized", ('mode="bilinear", antialias=True', 'mode="bicubic", antialias=True'))
+bank.slip("not-resized", ('F.interpolate(images[k][None], size=shape, mode="bilinear", antialias=True)', "F.pad(images[k][None, :, : shape[0], : shape[1]], (0, max(0, shape[1] - images[k].shape[2]), 0, max(0, shape[0] - images[k].shape[1])))"))  # fmt: skip
+bank.slip("not-resized", ("F.interpolate(images[k][None], size", "F.interpolate(resized(images[k][None], short), size"))  # fmt: skip
+bank.variant("not-resized", FALLING, (", antialias=True)[0]", ")[0]"))
 
-bank.hint(5, "order-lost", "The classes are right, but not in the order of `images`. Put each class at the "
+bank.hint("order-lost", "The classes are right, but not in the order of `images`. Put each class at the "
                            "position of its image.")  # fmt: skip
-bank.slip(5, "order-lost", ("found[numbers] = model(torch.cat(x)).argmax(1)", "done = locals().get('done', 0)\n        found[done : done + len(numbers)] = model(torch.cat(x)).argmax(1)\n        done += len(numbers)"))  # fmt: skip
-bank.variant(5, "order-lost", TENSORS, ("[torch.cat(all_numbers).argsort()]", ""))
-bank.variant(5, "order-lost", TENSORS, ("torch.cat(all_numbers).argsort()", "torch.cat(all_numbers)"))
+bank.slip("order-lost", ("found[numbers] = model(torch.cat(x)).argmax(1)", "done = locals().get('done', 0)\n        found[done : done + len(numbers)] = model(torch.cat(x)).argmax(1)\n        done += len(numbers)"))  # fmt: skip
+bank.variant("order-lost", TENSORS, ("[torch.cat(all_numbers).argsort()]", ""))
+bank.variant("order-lost", TENSORS, ("torch.cat(all_numbers).argsort()", "torch.cat(all_numbers)"))
 
-bank.hint(5, "wrong-classes", "Return one class per image, (n,) int64: the index of the largest of its logits.")
-bank.slip(5, "wrong-classes", (".argmax(1)", ".argmin(1)"))
-bank.slip(5, "wrong-classes", ("    model.train(mode)\n    return found", "    model.train(mode)\n    return found.float()"))  # fmt: skip
-bank.slip(5, "wrong-classes", ("    model.train(mode)\n    return found", "    model.train(mode)\n    return found[:, None]"))  # fmt: skip
-bank.variant(5, "wrong-classes", FALLING, ("scores.argmax()", "scores.max()"))
+bank.hint("wrong-classes", "Return one class per image, (n,) int64: the index of the largest of its logits.")
+bank.slip("wrong-classes", (".argmax(1)", ".argmin(1)"))
+bank.slip("wrong-classes", ("    model.train(mode)\n    return found", "    model.train(mode)\n    return found.float()"))  # fmt: skip
+bank.slip("wrong-classes", ("    model.train(mode)\n    return found", "    model.train(mode)\n    return found[:, None]"))  # fmt: skip
+bank.variant("wrong-classes", FALLING, ("scores.argmax()", "scores.max()"))
 
-bank.hint(5, "mode-lost", "After the call the model is in another mode than before. Save `model.training` before "
+bank.hint("mode-lost", "After the call the model is in another mode than before. Save `model.training` before "
                           "`model.eval()`, and restore it with `model.train(mode)`.")  # fmt: skip
-bank.slip(5, "mode-lost", ("    model.train(mode)\n", ""))
-bank.slip(5, "mode-lost", ("model.train(mode)", "model.train()"))
-bank.slip(5, "mode-lost", ("    mode = model.training\n    model.eval()\n", "    model.eval()\n    mode = model.training\n"))  # fmt: skip
-bank.variant(5, "mode-lost", ARRAYS, ("    model.train(training)\n", "    model.training = training\n"))
+bank.slip("mode-lost", ("    model.train(mode)\n", ""))
+bank.slip("mode-lost", ("model.train(mode)", "model.train()"))
+bank.slip("mode-lost", ("    mode = model.training\n    model.eval()\n", "    model.eval()\n    mode = model.training\n"))  # fmt: skip
+bank.variant("mode-lost", ARRAYS, ("    model.train(training)\n", "    model.training = training\n"))

@@ -2,7 +2,7 @@
 
 from tests.answers.bank import Bank
 
-bank = Bank("13_zero_under_the_hood", whole=True)
+bank = Bank("13_zero_under_the_hood", 3, whole=True)
 slip, text, hint, variant = bank.slip, bank.text, bank.hint, bank.variant
 
 MADE = 'parts = self.make_parts(group["params"])'
@@ -59,7 +59,7 @@ class ShardedOptimizer:
             for p in part.parameters:
                 p.grad = None
 '''
-text(3, None, BY_OWNER)
+text(None, BY_OWNER)
 
 OWN_MEMORY = '''
 class ShardedOptimizer:
@@ -111,7 +111,7 @@ class ShardedOptimizer:
             for p in part.parameters:
                 p.grad = None
 '''
-text(3, None, OWN_MEMORY)
+text(None, OWN_MEMORY)
 
 ALL_TO_ALL = '''
 class ShardedOptimizer:
@@ -160,165 +160,154 @@ class ShardedOptimizer:
             for p in part.parameters:
                 p.grad = None
 '''
-text(3, None, ALL_TO_ALL)
-slip(3, None, (REDUCED, "flat = flatten(gradients, dist.get_world_size())"),
+text(None, ALL_TO_ALL)
+slip(None, (REDUCED, "flat = flatten(gradients, dist.get_world_size())"),
      (SCATTERED, "reduce_scatter(part.own.grad, flat, op=dist.ReduceOp.AVG)"))  # fmt: skip
-slip(3, None, ("            part.own.grad = torch.empty_like(part.own)\n            reduce_scatter(part.own.grad, flat)",
+slip(None, ("            part.own.grad = torch.empty_like(part.own)\n            reduce_scatter(part.own.grad, flat)",
      "            part.own.grad = torch.empty_like(part.own)\n            reduce_scatter(part.own.grad, flat)\n"
      "            for p in part.parameters:\n                p.grad = None"))  # fmt: skip
-slip(3, None, ("all_gather(part.flat, part.own.detach())", "all_gather(part.flat, part.own.data)"))
+slip(None, ("all_gather(part.flat, part.own.detach())", "all_gather(part.flat, part.own.data)"))
 
 # ---------------------------------------------------------------- wrong ones: the hint, what is recorded, other designs
 
-slip(3, "nothing-travels", (SCATTERED, "part.own.grad.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))"),
+slip("nothing-travels", (SCATTERED, "part.own.grad.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))"),
      (GATHERED, "pass"))  # fmt: skip
-variant(3, "nothing-travels", OWN_MEMORY, ("dist.reduce_scatter(mine, pieces)", "mine.copy_(pieces[dist.get_rank()])"),
+variant("nothing-travels", OWN_MEMORY, ("dist.reduce_scatter(mine, pieces)", "mine.copy_(pieces[dist.get_rank()])"),
         ("dist.all_gather(pieces, part.own)", "pieces[dist.get_rank()].copy_(part.own)"))  # fmt: skip
 
-hint(3, "local-gradient", "own.grad is a shard of the rank's own gradient: it ignores the rows of the other ranks.")
-slip(3, "local-gradient", (REDUCED, "flat = flatten(gradients, dist.get_world_size())"),
+hint("local-gradient", "own.grad is a shard of the rank's own gradient: it ignores the rows of the other ranks.")
+slip("local-gradient", (REDUCED, "flat = flatten(gradients, dist.get_world_size())"),
      (SCATTERED, "part.own.grad.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))"))  # fmt: skip
-slip(3, "local-gradient", (SCATTERED, "part.own.grad.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))"))
-variant(3, "local-gradient", OWN_MEMORY, ("dist.reduce_scatter(mine, pieces)", "mine.copy_(pieces[dist.get_rank()])"))
+slip("local-gradient", (SCATTERED, "part.own.grad.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))"))
+variant("local-gradient", OWN_MEMORY, ("dist.reduce_scatter(mine, pieces)", "mine.copy_(pieces[dist.get_rank()])"))
 
-slip(3, "sum-not-mean", (REDUCED, "flat = flatten(gradients, dist.get_world_size())"))
-variant(3, "sum-not-mean", OWN_MEMORY, ("mine / size", "mine"))
+slip("sum-not-mean", (REDUCED, "flat = flatten(gradients, dist.get_world_size())"))
+variant("sum-not-mean", OWN_MEMORY, ("mine / size", "mine"))
 
-slip(3, "mean-divided-twice", (SCATTERED, "reduce_scatter(part.own.grad, flat, op=dist.ReduceOp.AVG)"))
-variant(3, "mean-divided-twice", OWN_MEMORY, ("mine / size", "mine / size / size"))
+slip("mean-divided-twice", (SCATTERED, "reduce_scatter(part.own.grad, flat, op=dist.ReduceOp.AVG)"))
+variant("mean-divided-twice", OWN_MEMORY, ("mine / size", "mine / size / size"))
 
-slip(3, "not-gathered", (GATHERED, "pass"))
-slip(3, "not-gathered", (GATHERED, "all_gather(torch.empty_like(part.flat), part.own.detach())"))
-variant(3, "not-gathered", OWN_MEMORY, ("dist.all_gather(pieces, part.own)", "pieces[dist.get_rank()].copy_(part.own)"))
+slip("not-gathered", (GATHERED, "pass"))
+slip("not-gathered", (GATHERED, "all_gather(torch.empty_like(part.flat), part.own.detach())"))
+variant("not-gathered", OWN_MEMORY, ("dist.all_gather(pieces, part.own)", "pieces[dist.get_rank()].copy_(part.own)"))
 
 hint(
-    3,
     "no-step",
     "After three steps the shards still hold their old values. Call self.optimizer.step() to update them, then "
     "gather them.",
 )
-slip(3, "no-step", ("        self.optimizer.step()\n", ""))
-variant(3, "no-step", OWN_MEMORY, ("        self.optimizer.step()\n", ""))
+slip("no-step", ("        self.optimizer.step()\n", ""))
+variant("no-step", OWN_MEMORY, ("        self.optimizer.step()\n", ""))
 
 hint(
-    3,
     "views-lost",
     "The shards were updated, but the model's parameters ({name}) do not follow: they are not views of the "
     "gathered tensor. Keep p.data a view of the flat tensor, and gather into that tensor.",
 )
-slip(3, "views-lost", (MADE, MADE + '\n            for p in group["params"]:\n                p.data = p.data.clone()'))
-slip(3, "views-lost", (GATHERED, "part.flat = torch.empty_like(part.flat); all_gather(part.flat, part.own.detach())"),
+slip("views-lost", (MADE, MADE + '\n            for p in group["params"]:\n                p.data = p.data.clone()'))
+slip("views-lost", (GATHERED, "part.flat = torch.empty_like(part.flat); all_gather(part.flat, part.own.detach())"),
      (MADE, MADE + "\n            for p in group[\"params\"]:\n                p.data = p.data.clone()"))  # fmt: skip
-variant(3, "views-lost", ALL_TO_ALL, ("            self.parts.extend(new)", "            self.parts.extend(new)\n"
+variant("views-lost", ALL_TO_ALL, ("            self.parts.extend(new)", "            self.parts.extend(new)\n"
         "            for p in new[0].parameters:\n                p.data = p.data.clone()"))  # fmt: skip
 
 hint(
-    3,
     "wrong-shard",
     "The gathered parameters are not the shards in rank order. Does every rank use its own shard, shard(flat, "
     "rank, world_size)?",
 )
-slip(3, "wrong-shard", (GATHERED, "mine = shard(part.flat, 0, dist.get_world_size()); dist.broadcast(mine, src=0); "
+slip("wrong-shard", (GATHERED, "mine = shard(part.flat, 0, dist.get_world_size()); dist.broadcast(mine, src=0); "
      "all_gather(part.flat, mine.clone())"))  # fmt: skip
-variant(3, "wrong-shard", ALL_TO_ALL, ("works = [all_gather(part.flat, part.own.detach().clone(), async_op=True) for part in self.parts]",
+variant("wrong-shard", ALL_TO_ALL, ("works = [all_gather(part.flat, part.own.detach().clone(), async_op=True) for part in self.parts]",
         "works = []\n        for part in self.parts:\n            first = part.own.detach().clone()\n            dist.broadcast(first, src=0)\n"
         "            part.flat.copy_(first.repeat(dist.get_world_size()))"))  # fmt: skip
 
-slip(3, "none-gradient", ("torch.zeros_like(p) if p.grad is None else p.grad for", "p.grad for"))
-variant(3, "none-gradient", OWN_MEMORY, ("p.grad if p.grad is not None else torch.zeros_like(p)", "p.grad"))
+slip("none-gradient", ("torch.zeros_like(p) if p.grad is None else p.grad for", "p.grad for"))
+variant("none-gradient", OWN_MEMORY, ("p.grad if p.grad is not None else torch.zeros_like(p)", "p.grad"))
 
 hint(
-    3,
     "gradient-left-out",
     "A collective refused the sizes: {error}. The flat gradient must be as long as the flat parameters, padding "
     "included; a parameter without a gradient counts as zero, in its place. Or two arguments are swapped: the "
     "result comes first.",
 )
-slip(3, "gradient-left-out", ("for p in part.parameters]\n", "for p in part.parameters if p.grad is not None]\n"))
-variant(3, "gradient-left-out", OWN_MEMORY, ("whole.append(p.grad if p.grad is not None else torch.zeros_like(p))",
+slip("gradient-left-out", ("for p in part.parameters]\n", "for p in part.parameters if p.grad is not None]\n"))
+variant("gradient-left-out", OWN_MEMORY, ("whole.append(p.grad if p.grad is not None else torch.zeros_like(p))",
         "whole += [p.grad] if p.grad is not None else []"))  # fmt: skip
 
-slip(3, "no-shard-gradient", ("part.own.grad = torch.empty_like(part.own)\n            reduce_scatter(part.own.grad, flat)",
+slip("no-shard-gradient", ("part.own.grad = torch.empty_like(part.own)\n            reduce_scatter(part.own.grad, flat)",
      "mine = torch.empty_like(part.own)\n            reduce_scatter(mine, flat)"))  # fmt: skip
-variant(3, "no-shard-gradient", OWN_MEMORY, ("part.own.grad = mine / size", "part.gradient = mine / size"))
+variant("no-shard-gradient", OWN_MEMORY, ("part.own.grad = mine / size", "part.gradient = mine / size"))
 
-slip(3, "wrong-shard-gradient", (REDUCED, REDUCED + "\n            flat = flat.abs()"))
-variant(3, "wrong-shard-gradient", OWN_MEMORY, ("mine / size", "mine * mine / size"))
+slip("wrong-shard-gradient", (REDUCED, REDUCED + "\n            flat = flat.abs()"))
+variant("wrong-shard-gradient", OWN_MEMORY, ("mine / size", "mine * mine / size"))
 
-hint(3, "gathered-in-reduce", "After reduce(), own.grad is a whole gradient of {found} elements, not a shard of {due}.")
-slip(3, "gathered-in-reduce", (SCATTERED, "dist.all_reduce(flat); part.own.grad = flat"), (GATHERED, "pass"),
+hint("gathered-in-reduce", "After reduce(), own.grad is a whole gradient of {found} elements, not a shard of {due}.")
+slip("gathered-in-reduce", (SCATTERED, "dist.all_reduce(flat); part.own.grad = flat"), (GATHERED, "pass"),
      (MADE, MADE + "\n            for part in parts:\n                part.own = nn.Parameter(part.flat)"))  # fmt: skip
-variant(3, "gathered-in-reduce", ALL_TO_ALL, ("            self.parts.extend(new)",
+variant("gathered-in-reduce", ALL_TO_ALL, ("            self.parts.extend(new)",
         "            new[0].own = nn.Parameter(new[0].flat)\n            self.parts.extend(new)"),
         ("dist.all_to_all_single(arrived, flat)", "dist.all_reduce(flat)"), ("arrived.view(size, -1).mean(dim=0)", "flat / size"),
         ("works = [all_gather(part.flat, part.own.detach().clone(), async_op=True) for part in self.parts]", "works = []"))  # fmt: skip
 
-slip(3, "ranks-waiting", (SCATTERED, "if dist.get_rank() == 0:\n                dist.all_reduce(flat)\n            dist.barrier()"),
+slip("ranks-waiting", (SCATTERED, "if dist.get_rank() == 0:\n                dist.all_reduce(flat)\n            dist.barrier()"),
      (GATHERED, "pass"))  # fmt: skip
 NOTHING_USED = "if all(p.grad is None for p in part.parameters):\n                continue\n            "
-slip(3, "ranks-waiting", (REDUCED, NOTHING_USED + REDUCED))
-variant(3, "ranks-waiting", OWN_MEMORY, ("            whole = []\n", "            " + NOTHING_USED + "whole = []\n"))
-variant(3, "ranks-waiting", BY_OWNER, ("            flat = torch.zeros_like(part.flat)\n",
+slip("ranks-waiting", (REDUCED, NOTHING_USED + REDUCED))
+variant("ranks-waiting", OWN_MEMORY, ("            whole = []\n", "            " + NOTHING_USED + "whole = []\n"))
+variant("ranks-waiting", BY_OWNER, ("            flat = torch.zeros_like(part.flat)\n",
         "            " + NOTHING_USED + "flat = torch.zeros_like(part.flat)\n"))  # fmt: skip
 
-slip(3, "gradients-pile-up", ("                p.grad = None", "                pass"))
-slip(3, "gradients-pile-up", ("[*part.parameters, part.own]", "[part.own]"))
-variant(3, "gradients-pile-up", ALL_TO_ALL, ("                p.grad = None", "                pass"))
+slip("gradients-pile-up", ("                p.grad = None", "                pass"))
+slip("gradients-pile-up", ("[*part.parameters, part.own]", "[part.own]"))
+variant("gradients-pile-up", ALL_TO_ALL, ("                p.grad = None", "                pass"))
 
 hint(
-    3,
     "states-forgotten",
     "The second step is computed as if it were the optimizer's first. Create the optimizer once, in __init__, so "
     "that its states last.",
 )
-slip(3, "states-forgotten", ("self.optimizer.step()", "type(self.optimizer)(self.optimizer.param_groups).step()"))
+slip("states-forgotten", ("self.optimizer.step()", "type(self.optimizer)(self.optimizer.param_groups).step()"))
 variant(
-    3, "states-forgotten", OWN_MEMORY, ("self.optimizer.step()", "self.optimizer.state.clear(); self.optimizer.step()")
+    "states-forgotten", OWN_MEMORY, ("self.optimizer.step()", "self.optimizer.state.clear(); self.optimizer.step()")
 )
 
 hint(
-    3,
     "options-lost",
     "You did not use the options, or not all of them: {names} came out different. Pass **options on to "
     "optimizer_class.",
 )
-slip(3, "options-lost", ("optimizer_class(groups, **options)", "optimizer_class(groups)"))
-slip(3, "options-lost", ("optimizer_class(groups, **options)", "optimizer_class(groups, lr=options['lr'])"))
-variant(3, "options-lost", OWN_MEMORY, ("**options\n", "**{}\n"))
+slip("options-lost", ("optimizer_class(groups, **options)", "optimizer_class(groups)"))
+slip("options-lost", ("optimizer_class(groups, **options)", "optimizer_class(groups, lr=options['lr'])"))
+variant("options-lost", OWN_MEMORY, ("**options\n", "**{}\n"))
 
-hint(3, "class-ignored", "optimizer_class was SGD, but the weights are those of AdamW.")
-slip(3, "class-ignored", ("optimizer_class(groups, **options)",
+hint("class-ignored", "optimizer_class was SGD, but the weights are those of AdamW.")
+slip("class-ignored", ("optimizer_class(groups, **options)",
      "torch.optim.AdamW(groups, **{k: v for k, v in options.items() if k != 'momentum'})"))  # fmt: skip
-variant(3, "class-ignored", OWN_MEMORY, ("self.optimizer = optimizer_class(",
+variant("class-ignored", OWN_MEMORY, ("self.optimizer = optimizer_class(",
         "options.pop('momentum', None)\n        self.optimizer = torch.optim.AdamW("))  # fmt: skip
 
 hint(
-    3,
     "group-options",
     "The second group has its own learning rate and weight decay, but was trained with those of the first. A group "
     'is a dictionary: keep its other entries beside "params".',
 )
 slip(
-    3,
     "group-options",
     ('{**group, "params": [part.own for part in parts]}', '{"params": [part.own for part in parts]}'),
 )
-variant(3, "group-options", OWN_MEMORY, ("dict(group, params=[part.own])", "dict(params=[part.own])"))
+variant("group-options", OWN_MEMORY, ("dict(group, params=[part.own])", "dict(params=[part.own])"))
 
-hint(3, "first-group-only", "The parameters of the second group did not change. Every group needs its part.")
-slip(3, "first-group-only", ("in param_groups(parameters):", "in param_groups(parameters)[:1]:"))
-variant(
-    3, "first-group-only", OWN_MEMORY, ("groups = param_groups(parameters)", "groups = param_groups(parameters)[:1]")
-)
+hint("first-group-only", "The parameters of the second group did not change. Every group needs its part.")
+slip("first-group-only", ("in param_groups(parameters):", "in param_groups(parameters)[:1]:"))
+variant("first-group-only", OWN_MEMORY, ("groups = param_groups(parameters)", "groups = param_groups(parameters)[:1]"))
 
-slip(3, "frozen-trained", ("in param_groups(parameters):",
+slip("frozen-trained", ("in param_groups(parameters):",
      "in ([{'params': list(dict.fromkeys(parameters))}] if isinstance(parameters[0], nn.Parameter) else param_groups(parameters)):"))  # fmt: skip
-variant(3, "frozen-trained", OWN_MEMORY, ("groups = param_groups(parameters)", "groups = param_groups(parameters)\n"
+variant("frozen-trained", OWN_MEMORY, ("groups = param_groups(parameters)", "groups = param_groups(parameters)\n"
         "        if len(groups) == 1:\n            groups[0]['params'] = list(dict.fromkeys(parameters))"))  # fmt: skip
 
-slip(3, "weights-differ", ("self.optimizer.step()", "self.optimizer.step(); self.optimizer.step()"))
+slip("weights-differ", ("self.optimizer.step()", "self.optimizer.step(); self.optimizer.step()"))
 variant(
-    3,
     "weights-differ",
     OWN_MEMORY,
     ("self.optimizer.step()", "self.optimizer.step()\n        self.parts[0].own.mul_(0.99)"),
@@ -359,7 +348,7 @@ class ShardedOptimizer:
         for p in self.parameters:
             p.grad = None
 '''
-slip(3, "states-whole", ("[part.own for part in parts]})", "group[\"params\"]})"),
+slip("states-whole", ("[part.own for part in parts]})", "group[\"params\"]})"),
      ("        self.optimizer.step()\n", """        for part in self.parts:
             flat = torch.empty_like(part.flat)
             all_gather(flat, part.own.grad)
@@ -367,13 +356,12 @@ slip(3, "states-whole", ("[part.own for part in parts]})", "group[\"params\"]})"
                 p.grad = g
         self.optimizer.step()
 """))  # fmt: skip
-text(3, "states-whole", PLAIN, variant=True)
+text("states-whole", PLAIN, variant=True)
 
-slip(3, "hidden-copy", (GATHERED, GATHERED + "\n            part.last = part.flat.clone()"))
-slip(3, "hidden-copy", (SCATTERED, SCATTERED + "\n            part.gradient = flat; part.before = part.flat.clone()"))
-slip(3, "hidden-copy", (MADE, MADE + "\n            self.start = [part.flat.numpy().copy() for part in parts]"))
+slip("hidden-copy", (GATHERED, GATHERED + "\n            part.last = part.flat.clone()"))
+slip("hidden-copy", (SCATTERED, SCATTERED + "\n            part.gradient = flat; part.before = part.flat.clone()"))
+slip("hidden-copy", (MADE, MADE + "\n            self.start = [part.flat.numpy().copy() for part in parts]"))
 variant(
-    3,
     "hidden-copy",
     OWN_MEMORY,
     (
@@ -383,17 +371,16 @@ variant(
 )
 
 hint(
-    3,
     "all-reduce-first",
     "A rank sent {found:.0f} bytes for {held} bytes of parameters: an all-reduce gives every rank the whole sum, "
     "but a rank needs only one shard of it. A reduce-scatter sends half as much.",
 )
-slip(3, "all-reduce-first", (SCATTERED, "dist.all_reduce(flat); "
+slip("all-reduce-first", (SCATTERED, "dist.all_reduce(flat); "
      "part.own.grad.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))"))  # fmt: skip
-variant(3, "all-reduce-first", OWN_MEMORY, ("dist.reduce_scatter(mine, pieces)",
+variant("all-reduce-first", OWN_MEMORY, ("dist.reduce_scatter(mine, pieces)",
         "flat = torch.cat(pieces)\n            dist.all_reduce(flat)\n            mine.copy_(flat.chunk(size)[dist.get_rank()])"))  # fmt: skip
 
-slip(3, "parts-missing", ("self.parts += parts", "self.parts += parts; self.mine = self.parts"),
+slip("parts-missing", ("self.parts += parts", "self.parts += parts; self.mine = self.parts"),
      ("self.optimizer = optimizer_class(groups, **options)", "self.optimizer = optimizer_class(groups, **options); del self.parts"))  # fmt: skip
 
 BORROWED = """
@@ -402,10 +389,9 @@ class ShardedOptimizer:
         from torch.distributed.optim import ZeroRedundancyOptimizer
         self.optimizer = ZeroRedundancyOptimizer(parameters, optimizer_class, **options)
 """
-text(3, "zero-borrowed", BORROWED)
+text("zero-borrowed", BORROWED)
 
 text(
-    3,
     "states-unequal",
     '''
 class ShardedOptimizer:
@@ -452,12 +438,11 @@ class ShardedOptimizer:
                 p.grad = None
 ''',
 )
-variant(3, "states-unequal", OWN_MEMORY, ("part.own = nn.Parameter(part.own.detach().clone())", "part.own = nn.Parameter(part.own.detach().clone())\n"
+variant("states-unequal", OWN_MEMORY, ("part.own = nn.Parameter(part.own.detach().clone())", "part.own = nn.Parameter(part.own.detach().clone())\n"
         "            part.extra = nn.Parameter(part.flat.new_zeros(len(part.flat) // 3 if dist.get_rank() == 0 else 1))\n"
         "            part.extra.grad = torch.zeros_like(part.extra)"), ("params=[part.own])", "params=[part.own, part.extra])"))  # fmt: skip
 
 text(
-    3,
     "first-group-shared",
     """
 class ShardedOptimizer:
@@ -498,111 +483,113 @@ class ShardedOptimizer:
             p.grad = None
 """,
 )
-variant(3, "first-group-shared", OWN_MEMORY, ("groups = param_groups(parameters)", "groups = param_groups(parameters)\n"
+variant("first-group-shared", OWN_MEMORY, ("groups = param_groups(parameters)", "groups = param_groups(parameters)\n"
         "        self.rest = [p for group in groups[1:] for p in group['params']]"), ("for group in groups for part", "for group in groups[:1] for part"),
         ("zip(groups, self.parts)]", "zip(groups, self.parts)] + groups[1:]"), ("            part.own.grad = mine / size",
         "            part.own.grad = mine / size\n        for p in self.rest:\n            p.grad = torch.zeros_like(p) if p.grad is None else p.grad / size\n"
         "            dist.all_reduce(p.grad)"), ("    def zero_grad(self):", "    def zero_grad(self):\n        for p in self.rest:\n            p.grad = None"))  # fmt: skip
 
 hint(
-    3,
     "own-grad-left",
     "After zero_grad(), shard {k} still has its gradient. zero_grad() must free all gradients, those of the shards "
     "too: the next stage adds to whatever is there.",
 )
-slip(3, "own-grad-left", ("[*part.parameters, part.own]", "part.parameters"))
-slip(3, "own-grad-left", ("                p.grad = None", "                p.grad = torch.zeros_like(p)"))
-variant(3, "own-grad-left", OWN_MEMORY, ("            part.own.grad = None\n            for p", "            for p"))
+slip("own-grad-left", ("[*part.parameters, part.own]", "part.parameters"))
+slip("own-grad-left", ("                p.grad = None", "                p.grad = torch.zeros_like(p)"))
+variant("own-grad-left", OWN_MEMORY, ("            part.own.grad = None\n            for p", "            for p"))
 
 hint(
-    3,
     "optimizer-on-parameters",
     "self.optimizer was given parameters of the model. It must know each part's own and nothing else. Does "
     '"params" of every group say so?',
 )
 slip(
-    3,
     "optimizer-on-parameters",
     ('{**group, "params": [part.own for part in parts]}', '{"params": [part.own for part in parts], **group}'),
 )
-variant(3, "optimizer-on-parameters", OWN_MEMORY, ("dict(group, params=[part.own])", "dict(group)"))
+variant("optimizer-on-parameters", OWN_MEMORY, ("dict(group, params=[part.own])", "dict(group)"))
 
 hint(
-    3,
     "gather-not-awaited",
     "reduce() or update() returned on rank {rank} while a collective was still running. If you start a collective "
     "with async_op=True, wait for it before you use its result.",
 )
-slip(3, "gather-not-awaited", (GATHERED, "all_gather(part.flat, part.own.detach(), async_op=True)"))
-slip(3, "gather-not-awaited", (SCATTERED, "reduce_scatter(part.own.grad, flat, async_op=True)"))
+slip("gather-not-awaited", (GATHERED, "all_gather(part.flat, part.own.detach(), async_op=True)"))
+slip("gather-not-awaited", (SCATTERED, "reduce_scatter(part.own.grad, flat, async_op=True)"))
 variant(
-    3,
     "gather-not-awaited",
     OWN_MEMORY,
     ("dist.all_gather(pieces, part.own)", "dist.all_gather(pieces, part.own, async_op=True)"),
 )
 
 hint(
-    3,
     "reduced-not-gathered",
     "After step() the parameters are sums or means over all ranks. Each rank has updated a different shard: put "
     "the shards end to end with an all-gather.",
 )
-slip(3, "reduced-not-gathered", (GATHERED, "dist.all_reduce(part.flat)"))
-slip(3, "reduced-not-gathered", (GATHERED, "dist.all_reduce(part.flat, op=dist.ReduceOp.AVG)"))
-variant(3, "reduced-not-gathered", ALL_TO_ALL, ("all_gather(part.flat, part.own.detach().clone(), async_op=True)",
+slip("reduced-not-gathered", (GATHERED, "dist.all_reduce(part.flat)"))
+slip("reduced-not-gathered", (GATHERED, "dist.all_reduce(part.flat, op=dist.ReduceOp.AVG)"))
+variant("reduced-not-gathered", ALL_TO_ALL, ("all_gather(part.flat, part.own.detach().clone(), async_op=True)",
         "dist.all_reduce(part.flat, async_op=True)"))  # fmt: skip
 
-hint(3, "fixed-world", "The result is right for 2 ranks, but wrong for other numbers: ask for the number of ranks.")
-slip(3, "fixed-world", (".div_(dist.get_world_size())", ".div_(2)"))
-variant(3, "fixed-world", ALL_TO_ALL, ("arrived.view(size, -1).mean(dim=0)", "arrived.view(size, -1).sum(dim=0) / 2"))
+hint("fixed-world", "The result is right for 2 ranks, but wrong for other numbers: ask for the number of ranks.")
+slip("fixed-world", (".div_(dist.get_world_size())", ".div_(2)"))
+variant("fixed-world", ALL_TO_ALL, ("arrived.view(size, -1).mean(dim=0)", "arrived.view(size, -1).sum(dim=0) / 2"))
 
-slip(3, "in-graph", (GATHERED, "all_gather(part.flat, part.own)"))
+slip("in-graph", (GATHERED, "all_gather(part.flat, part.own)"))
 
 hint(
-    3,
     "grad-left",
     "After zero_grad(), {name} still has a gradient, even if it is only zeros. Set it to None: that frees its "
     "memory, and the next stage takes a gradient that exists for a complete one.",
 )
-slip(3, "grad-left", ("            for p in [*part.parameters, part.own]:\n                p.grad = None\n",
+slip("grad-left", ("            for p in [*part.parameters, part.own]:\n                p.grad = None\n",
      "            part.own.grad = None\n            for p in part.parameters:\n                if p.grad is not None:\n"
      "                    p.grad = torch.zeros_like(p)\n"))  # fmt: skip
-variant(3, "grad-left", OWN_MEMORY, ("            part.own.grad = None\n            for p in part.parameters:\n                p.grad = None",
+variant("grad-left", OWN_MEMORY, ("            part.own.grad = None\n            for p in part.parameters:\n                p.grad = None",
         "            part.own.grad = None\n            for p in part.parameters:\n                p.grad = torch.zeros_like(p)"))  # fmt: skip
 
 hint(
-    3,
     "gradients-moved-up",
     "You skipped a parameter without a gradient, and all gradients after it moved up: they now belong to other "
     "parameters. Count it as zero, in its place.",
 )
-slip(3, "gradients-moved-up", ("for p in part.parameters]\n", "for p in part.parameters if p.grad is not None]\n"),
+slip("gradients-moved-up", ("for p in part.parameters]\n", "for p in part.parameters if p.grad is not None]\n"),
      (REDUCED, REDUCED + "\n            flat = F.pad(flat, (0, len(part.flat) - len(flat)))"))  # fmt: skip
-slip(3, "gradients-moved-up", ("for p in part.parameters]\n", "for p in part.parameters if p.grad is not None] or [part.flat[:0]]\n"),
+slip("gradients-moved-up", ("for p in part.parameters]\n", "for p in part.parameters if p.grad is not None] or [part.flat[:0]]\n"),
      (REDUCED, REDUCED + "\n            flat = F.pad(flat, (0, len(part.flat) - len(flat)))"))  # fmt: skip
-variant(3, "gradients-moved-up", ALL_TO_ALL, ("flat = flatten([torch.zeros_like(p) if p.grad is None else p.grad for p in part.parameters], size)",
+variant("gradients-moved-up", ALL_TO_ALL, ("flat = flatten([torch.zeros_like(p) if p.grad is None else p.grad for p in part.parameters], size)",
         "found = flatten([p.grad for p in part.parameters if p.grad is not None], size)\n            flat = torch.zeros_like(part.flat)\n"
         "            flat[: len(found)] = found"))  # fmt: skip
 
 KEPT = "KEPT = {}\n\n\nclass ShardedOptimizer:"
 for copied in ("part.flat.numpy().copy()", "[view.tolist() for view in part.views]", "part.flat.numpy().tobytes()"):
     slip(
-        3,
         "copy-outside",
         (GATHERED, GATHERED + f"\n            KEPT[id(part)] = {copied}"),
         ("class ShardedOptimizer:", KEPT),
     )
 
-hint(3, "shards-not-on-gpu", "On GPUs, something is in the CPU's memory: {error}. Create new tensors on the "
+hint("shards-not-on-gpu", "On GPUs, something is in the CPU's memory: {error}. Create new tensors on the "
                              "parameters' device, with torch.empty_like(part.own), torch.zeros_like(p) or "
                              "device=p.device.")  # fmt: skip
-slip(3, "shards-not-on-gpu", ("torch.empty_like(part.own)", "torch.empty(part.own.shape, dtype=part.own.dtype)"))
-slip(3, "shards-not-on-gpu", ("torch.zeros_like(p) if", "torch.zeros(p.shape, dtype=p.dtype) if"))
-slip(3, "shards-not-on-gpu", (REDUCED, REDUCED + ".cpu()"))
+slip("shards-not-on-gpu", ("torch.empty_like(part.own)", "torch.empty(part.own.shape, dtype=part.own.dtype)"))
+slip("shards-not-on-gpu", ("torch.zeros_like(p) if", "torch.zeros(p.shape, dtype=p.dtype) if"))
+slip("shards-not-on-gpu", (REDUCED, REDUCED + ".cpu()"))
 variant(
-    3,
     "shards-not-on-gpu",
     BY_OWNER,
     ("torch.zeros_like(part.flat)", "torch.zeros(part.flat.shape, dtype=part.flat.dtype)"),
+)
+
+bank.edge(
+    "class-ignored",
+    "copy-outside",
+    "first-group-only",
+    "first-group-shared",
+    "frozen-trained",
+    "grad-left",
+    "group-options",
+    "options-lost",
+    "own-grad-left",
 )

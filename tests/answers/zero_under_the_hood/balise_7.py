@@ -5,11 +5,11 @@ import torch.distributed as dist
 
 from tests.answers.bank import Bank
 
-bank = Bank("13_zero_under_the_hood", whole=True)
+bank = Bank("13_zero_under_the_hood", 7, whole=True)
 hint, slip, variant = bank.hint, bank.slip, bank.variant
 
 
-@bank.right(7)
+@bank.right()
 def clip_grad_norm(shards, max_norm):
     """PyTorch's norm of the own part, and its own clipping with a given norm."""
     gradients = [p.grad.float() for p in shards if p.grad is not None]
@@ -35,10 +35,10 @@ def clip_grad_norm(shards, max_norm):
             p.grad.copy_(p.grad * factor)
     return norm
 '''
-bank.text(7, None, JOINED)
+bank.text(None, JOINED)
 
 
-@bank.right(7)
+@bank.right()
 def clip_grad_norm(shards, max_norm):
     """Asynchronous, foreach, a tensor of shape (1,)."""
     gradients = [p.grad for p in shards if p.grad is not None]
@@ -66,7 +66,7 @@ def clip_grad_norm(shards, max_norm):
         g.copy_(g.float() * (max_norm / norm).clamp(max=1.0).nan_to_num(1.0))
     return norm
 '''
-bank.text(7, None, IN_FLOAT32)
+bank.text(None, IN_FLOAT32)
 
 FROM_ZERO = '''
 @torch.no_grad()
@@ -79,10 +79,10 @@ def clip_grad_norm(shards, max_norm):
         g *= (max_norm / total.sqrt().clamp(min=max_norm)).to(g.dtype)
     return total.sqrt()
 '''
-bank.text(7, None, FROM_ZERO)
+bank.text(None, FROM_ZERO)
 
 
-@bank.right(7)
+@bank.right()
 @torch.no_grad()
 def clip_grad_norm(shards, max_norm):
     """A functional collective on the one number."""
@@ -99,186 +99,175 @@ ROOTED = "    norm = norm.sqrt()\n"
 WIDE = "g.to(torch.promote_types(g.dtype, torch.float32)).square()"
 SCALE = "torch.clamp(max_norm / (norm + 1e-6), max=1.0)"
 
-slip(7, "nothing-returned", ("    return norm\n", ""))
+slip("nothing-returned", ("    return norm\n", ""))
 
-hint(7, "norm-not-returned", "Return the norm before clipping, as a tensor with one number. You returned {got}.")
-slip(7, "norm-not-returned", ("    return norm\n", "    return scale < 1, norm\n"))
-variant(7, "norm-not-returned", JOINED, ("return norm", "return torch.cat(everyone)"))
+hint("norm-not-returned", "Return the norm before clipping, as a tensor with one number. You returned {got}.")
+slip("norm-not-returned", ("    return norm\n", "    return scale < 1, norm\n"))
+variant("norm-not-returned", JOINED, ("return norm", "return torch.cat(everyone)"))
 
-slip(7, "hidden-sync", ("    return norm\n", "    return norm.item()\n"))
-slip(7, "hidden-sync", ("    norm = norm.sqrt()\n", "    norm = norm.cpu().sqrt().to(norm.device)\n"))
-slip(7, "hidden-sync", ("    for g in gradients:\n", "    for g in gradients if norm > max_norm else []:\n"))
-slip(7, "hidden-sync", (SCALE, "torch.tensor(min(1.0, max_norm / (float(norm) + 1e-6)))"))
+slip("hidden-sync", ("    return norm\n", "    return norm.item()\n"))
+slip("hidden-sync", ("    norm = norm.sqrt()\n", "    norm = norm.cpu().sqrt().to(norm.device)\n"))
+slip("hidden-sync", ("    for g in gradients:\n", "    for g in gradients if norm > max_norm else []:\n"))
+slip("hidden-sync", (SCALE, "torch.tensor(min(1.0, max_norm / (float(norm) + 1e-6)))"))
 variant(
-    7,
     "hidden-sync",
     JOINED,
     ("torch.where(norm > max_norm, max_norm / norm, torch.ones_like(norm))", "min(1.0, max_norm / norm)"),
 )
 
 hint(
-    7,
     "norm-of-own-shard",
     "Rank {rank} returns the norm of its own shards. Add up the squares of all ranks.",
 )
-slip(7, "norm-of-own-shard", (SUMMED, ""))
-variant(7, "norm-of-own-shard", JOINED, ("vector_norm(torch.cat(everyone))", "vector_norm(mine)"))
+slip("norm-of-own-shard", (SUMMED, ""))
+variant("norm-of-own-shard", JOINED, ("vector_norm(torch.cat(everyone))", "vector_norm(mine)"))
 
 hint(
-    7,
     "norms-added",
     "You added up norms. Perpendicular lengths add up as squares: sum the squares, then take the root.",
 )
-slip(7, "norms-added", (SUMMED + ROOTED, ROOTED + SUMMED))
-slip(7, "norms-added", (".square().sum() for g", ".norm() for g"), ("norm = norm.sqrt()", "norm = norm * 1.0"))
-variant(7, "norms-added", JOINED, ("torch.linalg.vector_norm(torch.cat(everyone))", "torch.cat(everyone).sum()"))
+slip("norms-added", (SUMMED + ROOTED, ROOTED + SUMMED))
+slip("norms-added", (".square().sum() for g", ".norm() for g"), ("norm = norm.sqrt()", "norm = norm * 1.0"))
+variant("norms-added", JOINED, ("torch.linalg.vector_norm(torch.cat(everyone))", "torch.cat(everyone).sum()"))
 
-hint(7, "norm-not-rooted", "This is the sum of the squares. The norm is its root.")
-slip(7, "norm-not-rooted", (ROOTED, ""))
-variant(7, "norm-not-rooted", FROM_ZERO, ("return total.sqrt()", "return total"))
+hint("norm-not-rooted", "This is the sum of the squares. The norm is its root.")
+slip("norm-not-rooted", (ROOTED, ""))
+variant("norm-not-rooted", FROM_ZERO, ("return total.sqrt()", "return total"))
 
-hint(7, "squares-averaged", "You took a mean over the ranks. The shards are parts of one vector: add up their squares.")
-slip(7, "squares-averaged", (ROOTED, "    norm = (norm / dist.get_world_size()).sqrt()\n"))
-slip(7, "squares-averaged", ("dist.all_reduce(norm)", "dist.all_reduce(norm.div_(dist.get_world_size()))"))
-slip(7, "squares-averaged", (SUMMED + ROOTED, ROOTED + SUMMED + "    norm = norm / dist.get_world_size()\n"))
+hint("squares-averaged", "You took a mean over the ranks. The shards are parts of one vector: add up their squares.")
+slip("squares-averaged", (ROOTED, "    norm = (norm / dist.get_world_size()).sqrt()\n"))
+slip("squares-averaged", ("dist.all_reduce(norm)", "dist.all_reduce(norm.div_(dist.get_world_size()))"))
+slip("squares-averaged", (SUMMED + ROOTED, ROOTED + SUMMED + "    norm = norm / dist.get_world_size()\n"))
 variant(
-    7,
     "squares-averaged",
     JOINED,
     ("vector_norm(torch.cat(everyone))", "vector_norm(torch.cat(everyone)) / len(everyone) ** 0.5"),
 )
 
 hint(
-    7,
     "largest-norm",
     "This is the largest norm of a rank, or the largest element. Return the length of the whole vector.",
 )
-slip(7, "largest-norm", ("dist.all_reduce(norm)", "dist.all_reduce(norm, op=dist.ReduceOp.MAX)"))
-slip(7, "largest-norm", (".square().sum() for g", ".abs().amax() if g.numel() else g.sum().to(torch.promote_types(g.dtype, torch.float32)) for g"),
+slip("largest-norm", ("dist.all_reduce(norm)", "dist.all_reduce(norm, op=dist.ReduceOp.MAX)"))
+slip("largest-norm", (".square().sum() for g", ".abs().amax() if g.numel() else g.sum().to(torch.promote_types(g.dtype, torch.float32)) for g"),
      ("torch.stack(squares).sum()", "torch.stack(squares).max()"), ("norm = norm.sqrt()", "norm = norm * 1.0"),
      ("dist.all_reduce(norm)", "dist.all_reduce(norm, op=dist.ReduceOp.MAX)"))  # fmt: skip
-variant(7, "largest-norm", JOINED, ("torch.linalg.vector_norm(torch.cat(everyone))", "torch.cat(everyone).max()"))
+variant("largest-norm", JOINED, ("torch.linalg.vector_norm(torch.cat(everyone))", "torch.cat(everyone).max()"))
 
 hint(
-    7,
     "norm-after-clipping",
     "You return the norm after clipping. Return the one before it: that one shows when a run diverges.",
 )
-slip(7, "norm-after-clipping", ("return norm", "return norm * scale"))
-variant(7, "norm-after-clipping", JOINED, ("return norm", "return norm.clamp(max=max_norm)"))
+slip("norm-after-clipping", ("return norm", "return norm * scale"))
+variant("norm-after-clipping", JOINED, ("return norm", "return norm.clamp(max=max_norm)"))
 
-hint(7, "wrong-norm", "The norm is not that of the gradients of all ranks, put end to end.")
-slip(7, "wrong-norm", ("norm.sqrt()", "norm.sqrt() + 1"))
-variant(7, "wrong-norm", JOINED, ("return norm", "return norm * 0.9"))
+hint("wrong-norm", "The norm is not that of the gradients of all ranks, put end to end.")
+slip("wrong-norm", ("norm.sqrt()", "norm.sqrt() + 1"))
+variant("wrong-norm", JOINED, ("return norm", "return norm * 0.9"))
 
 hint(
-    7,
     "half-overflow",
     "In float16 the norm is infinite: the squares overflow (300 squared is above 65,504), and the norm itself may "
     "too. Compute and keep norms in float32.",
 )
-slip(7, "half-overflow", (WIDE, "g.square()"))
-slip(7, "half-overflow", ("norm = norm.sqrt()", "norm = norm.sqrt().to(gradients[0].dtype)"))
+slip("half-overflow", (WIDE, "g.square()"))
+slip("half-overflow", ("norm = norm.sqrt()", "norm = norm.sqrt().to(gradients[0].dtype)"))
 slip(
-    7,
     "half-overflow",
     (WIDE, "g.square()"),
     (".sum() for g", ".sum(dtype=torch.promote_types(g.dtype, torch.float32)) for g"),
 )
 variant(
-    7, "half-overflow", IN_FLOAT32, ("torch.linalg.vector_norm(g, dtype=torch.float32)", "(g * g).sum().float().sqrt()")
+    "half-overflow", IN_FLOAT32, ("torch.linalg.vector_norm(g, dtype=torch.float32)", "(g * g).sum().float().sqrt()")
 )
 
 hint(
-    7,
     "clip-lost",
     "The gradients did not change, although their norm is {norm:.4g} and may be {most}. Scale them in place, with "
     "mul_, by a factor of at most 1: most / norm where the norm is larger.",
 )
-slip(7, "clip-lost", ("g.mul_(scale)", "g = g * scale"))
-slip(7, "clip-lost", ("g.mul_(scale)", "g.mul(scale)"))
+slip("clip-lost", ("g.mul_(scale)", "g = g * scale"))
+slip("clip-lost", ("g.mul_(scale)", "g.mul(scale)"))
 slip(
-    7,
     "clip-lost",
     ("    for g in gradients:\n        g.mul_(scale)\n", "    for p in shards:\n        p.mul_(scale.to(p.dtype))\n"),
 )
-variant(7, "clip-lost", JOINED, ("p.grad.copy_(p.grad * factor)", "p.grad.float().mul_(factor)"))
+variant("clip-lost", JOINED, ("p.grad.copy_(p.grad * factor)", "p.grad.float().mul_(factor)"))
 
-hint(7, "new-gradients", "p.grad is a different tensor now. Scale in place: a second tensor takes the memory "
+hint("new-gradients", "p.grad is a different tensor now. Scale in place: a second tensor takes the memory "
                          "again, and whatever holds the first, such as a flat buffer of all gradients, does not "
                          "see the change.")  # fmt: skip
-slip(7, "new-gradients", ("    for g in gradients:\n        g.mul_(scale)\n",
+slip("new-gradients", ("    for g in gradients:\n        g.mul_(scale)\n",
      "    for p in shards:\n        p.grad = p.grad * scale.to(p.grad.dtype) if p.grad is not None else None\n"))  # fmt: skip
-variant(7, "new-gradients", JOINED, ("p.grad.copy_(p.grad * factor)", "p.grad = (p.grad * factor).to(p.dtype)"))
+variant("new-gradients", JOINED, ("p.grad.copy_(p.grad * factor)", "p.grad = (p.grad * factor).to(p.dtype)"))
 
 hint(
-    7,
     "scaled-up",
     "Short gradients, whose total length may be up to {most}, were made longer. Clipping never does that: use no "
     "factor above 1.",
 )
-slip(7, "scaled-up", (SCALE, "max_norm / (norm + 1e-6)"))
-variant(7, "scaled-up", IN_FLOAT32, (".clamp(max=1.0)", ""))
+slip("scaled-up", (SCALE, "max_norm / (norm + 1e-6)"))
+variant("scaled-up", IN_FLOAT32, (".clamp(max=1.0)", ""))
 
-hint(7, "clipped-by-own-norm", "Rank {rank} scaled its gradients by a different factor from the other ranks: by "
+hint("clipped-by-own-norm", "Rank {rank} scaled its gradients by a different factor from the other ranks: by "
                                "the norm of its own shards, or of each tensor. Use one factor for all: the "
                                "direction must not change.")  # fmt: skip
-slip(7, "clipped-by-own-norm", (SCALE, "torch.clamp(max_norm / (torch.stack(squares).sum().sqrt() + 1e-6), max=1.0)"))
+slip("clipped-by-own-norm", (SCALE, "torch.clamp(max_norm / (torch.stack(squares).sum().sqrt() + 1e-6), max=1.0)"))
 slip(
-    7,
     "clipped-by-own-norm",
     ("g.mul_(scale)", "g.mul_(torch.clamp(max_norm / (g.double().norm() + 1e-9), max=1).to(g.dtype))"),
 )
-variant(7, "clipped-by-own-norm", JOINED, ("torch.where(norm > max_norm, max_norm / norm, torch.ones_like(norm))",
+variant("clipped-by-own-norm", JOINED, ("torch.where(norm > max_norm, max_norm / norm, torch.ones_like(norm))",
         "torch.where(mine > max_norm, max_norm / mine, torch.ones_like(mine))"))  # fmt: skip
 
-hint(7, "elements-clamped", "You clipped single elements. That changes the gradient's direction; scale all of it "
-                            "by one factor.")
-slip(7, "elements-clamped", ("g.mul_(scale)", "g.clamp_(-max_norm, max_norm)"))
+hint(
+    "elements-clamped",
+    "You clipped single elements. That changes the gradient's direction; scale all of it by one factor.",
+)
+slip("elements-clamped", ("g.mul_(scale)", "g.clamp_(-max_norm, max_norm)"))
 variant(
-    7,
     "elements-clamped",
     JOINED,
     ("p.grad.copy_(p.grad * factor)", "p.grad.copy_(torch.minimum(p.grad, torch.full_like(p.grad, max_norm)))"),
 )
 
-hint(7, "zero-norm", "Gradients that are all zero became NaN: never divide by their norm without a guard.")
-slip(7, "zero-norm", (SCALE, "torch.minimum(norm, torch.full_like(norm, max_norm)) / norm"))
+hint("zero-norm", "Gradients that are all zero became NaN: never divide by their norm without a guard.")
+slip("zero-norm", (SCALE, "torch.minimum(norm, torch.full_like(norm, max_norm)) / norm"))
 variant(
-    7, "zero-norm", IN_FLOAT32, ("(max_norm / norm).clamp(max=1.0).nan_to_num(1.0)", "norm.clamp(max=max_norm) / norm")
+    "zero-norm", IN_FLOAT32, ("(max_norm / norm).clamp(max=1.0).nan_to_num(1.0)", "norm.clamp(max=max_norm) / norm")
 )
 
-hint(7, "wrong-clip", "The gradients are not the given ones times max_norm / norm.")
-slip(7, "wrong-clip", ("g.mul_(scale)", "g.mul_(scale.square())"))
-slip(7, "wrong-clip", ("for g in gradients:", "for g in gradients[:1]:"))
-variant(7, "wrong-clip", JOINED, ("p.grad * factor", "p.grad * factor / 2"))
+hint("wrong-clip", "The gradients are not the given ones times max_norm / norm.")
+slip("wrong-clip", ("g.mul_(scale)", "g.mul_(scale.square())"))
+slip("wrong-clip", ("for g in gradients:", "for g in gradients[:1]:"))
+variant("wrong-clip", JOINED, ("p.grad * factor", "p.grad * factor / 2"))
 
-hint(7, "grad-is-none", "None was used as a tensor: {error}. A shard without a gradient has .grad None: leave it out. A collective that is "
+hint("grad-is-none", "None was used as a tensor: {error}. A shard without a gradient has .grad None: leave it out. A collective that is "
      "not asynchronous returns None: it changes its argument.")  # fmt: skip
-slip(7, "grad-is-none", (" for p in shards if p.grad is not None]", " for p in shards]"))
-variant(7, "grad-is-none", JOINED, (" for p in shards if p.grad is not None]", " for p in shards]"))
+slip("grad-is-none", (" for p in shards if p.grad is not None]", " for p in shards]"))
+variant("grad-is-none", JOINED, (" for p in shards if p.grad is not None]", " for p in shards]"))
 
-hint(7, "gradients-sent", "Rank {rank} passed {got} bytes to collectives for a norm. One number, its sum of "
-                          "squares, is enough.")
-slip(7, "gradients-sent", ("    norm = torch.stack(squares).sum()\n    dist.all_reduce(norm)\n", """
+hint(
+    "gradients-sent",
+    "Rank {rank} passed {got} bytes to collectives for a norm. One number, its sum of squares, is enough.",
+)
+slip("gradients-sent", ("    norm = torch.stack(squares).sum()\n    dist.all_reduce(norm)\n", """
     mine = [g.cpu() for g in gradients]
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     norm = torch.stack([g.to(torch.promote_types(g.dtype, torch.float32)).square().sum() for of in everyone for g in of]).sum()
 """.lstrip("\n")))  # fmt: skip
 variant(
-    7,
     "gradients-sent",
     JOINED,
     ("    mine =", "    long = F.pad(flat, (0, 4000 - len(flat)))\n    dist.all_reduce(long)\n    mine ="),
 )
 
-hint(7, "one-message-each", "{got} collectives were called for one norm. Add up over the tensors of a rank first.")
-slip(7, "one-message-each", (SUMMED, SUMMED + "    bad = (norm != norm).float()\n    dist.all_reduce(bad)\n"))
-slip(7, "one-message-each", ("    norm = torch.stack(squares).sum()\n" + SUMMED,
+hint("one-message-each", "{got} collectives were called for one norm. Add up over the tensors of a rank first.")
+slip("one-message-each", (SUMMED, SUMMED + "    bad = (norm != norm).float()\n    dist.all_reduce(bad)\n"))
+slip("one-message-each", ("    norm = torch.stack(squares).sum()\n" + SUMMED,
      "    for square in squares:\n        dist.all_reduce(square)\n    norm = torch.stack(squares).sum()\n"))  # fmt: skip
 variant(
-    7,
     "one-message-each",
     IN_FLOAT32,
     (
@@ -287,60 +276,55 @@ variant(
     ),
 )
 
-hint(7, "rank-left-out", "A rank whose shards have no elements took a different path from the others: {error}. It "
+hint("rank-left-out", "A rank whose shards have no elements took a different path from the others: {error}. It "
                          "has nothing to add, but must still take part in the collective: the others wait for "
                          "it.")  # fmt: skip
 HOME = "    gradients = [p.grad for p in shards if p.grad is not None and p.grad.numel()]\n"
 slip(
-    7,
     "rank-left-out",
     (
         "    gradients = [p.grad for p in shards if p.grad is not None]\n",
         HOME + "    if not gradients:\n        return torch.zeros(())\n",
     ),
 )
-slip(7, "rank-left-out", ("    gradients = [p.grad for p in shards if p.grad is not None]\n", HOME))
+slip("rank-left-out", ("    gradients = [p.grad for p in shards if p.grad is not None]\n", HOME))
 variant(
-    7, "rank-left-out", FROM_ZERO, ("    total =", "    if not gradients:\n        return torch.zeros(())\n    total =")
+    "rank-left-out", FROM_ZERO, ("    total =", "    if not gradients:\n        return torch.zeros(())\n    total =")
 )
-variant(7, "rank-left-out", FROM_ZERO, ("    total =", "    longest = max(map(len, gradients))\n    total ="))
+variant("rank-left-out", FROM_ZERO, ("    total =", "    longest = max(map(len, gradients))\n    total ="))
 
-hint(7, "norm-not-on-gpu", "On GPUs, the sum is in the CPU's memory: {error}. It belongs on the gradients' device: "
+hint("norm-not-on-gpu", "On GPUs, the sum is in the CPU's memory: {error}. It belongs on the gradients' device: "
                            "start the sum with one of their squares, or with torch.zeros((), "
                            "device=g.device).")  # fmt: skip
 slip(
-    7,
     "norm-not-on-gpu",
     ("    norm = torch.stack(squares).sum()\n", "    norm = torch.zeros(())\n    norm += torch.stack(squares).sum()\n"),
 )
-slip(7, "norm-not-on-gpu", (SUMMED, "    norm = norm.cpu()\n" + SUMMED))
-slip(7, "norm-not-on-gpu", (SUMMED, "    norm = torch.zeros(()).copy_(norm)\n" + SUMMED))
+slip("norm-not-on-gpu", (SUMMED, "    norm = norm.cpu()\n" + SUMMED))
+slip("norm-not-on-gpu", (SUMMED, "    norm = torch.zeros(()).copy_(norm)\n" + SUMMED))
 variant(
-    7,
     "norm-not-on-gpu",
     FROM_ZERO,
     ("    dist.all_reduce(total)\n", "    total = torch.empty(()).double().copy_(total)\n    dist.all_reduce(total)\n"),
 )
 
-hint(7, "numbers-sent", "Rank {rank} passed {got} bytes to collectives for a norm, more than one number: with "
+hint("numbers-sent", "Rank {rank} passed {got} bytes to collectives for a norm, more than one number: with "
                         "thousands of tensors that is no longer small. Add up the squares of a rank's tensors "
                         "first.")  # fmt: skip
 slip(
-    7,
     "numbers-sent",
     (
         "    norm = torch.stack(squares).sum()\n" + SUMMED,
         "    norm = torch.stack(squares)\n" + SUMMED + "    norm = norm.sum()\n",
     ),
 )
-variant(7, "numbers-sent", IN_FLOAT32, ("    square = torch.linalg.vector_norm(torch.stack(norms)) ** 2 if norms else torch.zeros(())\n    dist.all_reduce(square)\n",
+variant("numbers-sent", IN_FLOAT32, ("    square = torch.linalg.vector_norm(torch.stack(norms)) ** 2 if norms else torch.zeros(())\n    dist.all_reduce(square)\n",
         "    square = torch.stack([n ** 2 for n in norms])\n    dist.all_reduce(square)\n    square = square.sum()\n"))  # fmt: skip
 
 hint(
-    7,
     "norm-not-waited",
     "Rank {rank} went on before the sum had arrived: with async_op=True, all_reduce only starts. Call wait() on "
     "what it returns.",
 )
-slip(7, "norm-not-waited", ("dist.all_reduce(norm)", "dist.all_reduce(norm, async_op=True)"))
-variant(7, "norm-not-waited", FROM_ZERO, ("dist.all_reduce(total)", "work = dist.all_reduce(total, async_op=True)"))
+slip("norm-not-waited", ("dist.all_reduce(norm)", "dist.all_reduce(norm, async_op=True)"))
+variant("norm-not-waited", FROM_ZERO, ("dist.all_reduce(total)", "work = dist.all_reduce(total, async_op=True)"))

@@ -2,7 +2,7 @@
 
 from tests.answers.bank import Bank
 
-bank = Bank("13_zero_under_the_hood", whole=True)
+bank = Bank("13_zero_under_the_hood", 8, whole=True)
 hint, slip, variant = bank.hint, bank.slip, bank.variant
 
 RIGHT = """
@@ -33,7 +33,7 @@ def offloaded(
     for old, new in others.get("changes", ()):
         assert old in code
         code = code.replace(old, new)
-    bank.text(8, slug, code)
+    bank.text(slug, code)
 
 
 offloaded(None)
@@ -64,7 +64,7 @@ class OffloadedShards(MasterShards):
         for part in self.parts:
             all_gather(part.flat, part.own.detach())
 '''
-bank.text(8, None, AT_ONCE)
+bank.text(None, AT_ONCE)
 
 
 PINNED = '''
@@ -95,7 +95,7 @@ class OffloadedShards(MasterShards):
             part.own.copy_(buffer, non_blocking=True)
             all_gather(part.flat, part.own.detach())
 '''
-bank.text(8, None, PINNED)
+bank.text(None, PINNED)
 
 
 EVENT = '''
@@ -119,34 +119,41 @@ class OffloadedShards(MasterShards):
         for part, master, gradient in zip(self.parts, self.masters, arriving):
             master.grad, part.own.grad = gradient.float(), None
 '''
-bank.text(8, None, EVENT)
-
-
+bank.text(None, EVENT)
 offloaded(None, update="part.own.data.copy_(master.data.bfloat16().pin_memory(), non_blocking=True)")
 
 MOVED = 'master.data = master.data.to("cpu")'
 FREED = "            part.own.grad = None\n"
 GATHER = "            all_gather(part.flat, part.own.detach())\n"
 
-hint(8, "masters-on-gpu", "A master is on the GPU, or a gradient in CPU memory was combined with a tensor on the "
-                          "GPU. Masters, their gradients and the states belong in CPU memory; own and own.grad are "
-                          "on the GPU.")
+hint(
+    "masters-on-gpu",
+    "A master is on the GPU, or a gradient in CPU memory was combined with a tensor on the "
+    "GPU. Masters, their gradients and the states belong in CPU memory; own and own.grad are "
+    "on the GPU.",
+)
 offloaded("masters-on-gpu", changes=[(MOVED, "pass")], reduce="master.grad = part.own.grad.float()")
 offloaded("masters-on-gpu", changes=[(MOVED, 'master.data.to("cpu")')], reduce="master.grad = part.own.grad.float()")
-slip(8, "masters-on-gpu", ("            master.data = master.data.cpu()", "            pass"))
+slip("masters-on-gpu", ("            master.data = master.data.cpu()", "            pass"))
 variant(
-    8,
     "masters-on-gpu",
     AT_ONCE,
     ('torch.empty_like(master, device="cpu").copy_(master.data)', "torch.empty_like(master).copy_(master.data)"),
 )
 
-hint(8, "gradient-elsewhere", "A gradient has the dtype of the tensor it belongs to: own.grad is bfloat16, "
-                              "master.grad is float32. Cast in between.")
-slip(8, "gradient-elsewhere", ("master.grad = part.own.grad.cpu().float()", "master.grad = part.own.grad.cpu()"))
-variant(8, "gradient-elsewhere", EVENT, ("master.grad, part.own.grad = gradient.float(), None", "master.grad, part.own.grad = gradient, None"))
+hint(
+    "gradient-elsewhere",
+    "A gradient has the dtype of the tensor it belongs to: own.grad is bfloat16, "
+    "master.grad is float32. Cast in between.",
+)
+slip("gradient-elsewhere", ("master.grad = part.own.grad.cpu().float()", "master.grad = part.own.grad.cpu()"))
+variant(
+    "gradient-elsewhere",
+    EVENT,
+    ("master.grad, part.own.grad = gradient.float(), None", "master.grad, part.own.grad = gradient, None"),
+)
 
-hint(8, "states-on-gpu", "A state of the optimizer, {name}, is on the GPU. States are created on the device of the "
+hint("states-on-gpu", "A state of the optimizer, {name}, is on the GPU. States are created on the device of the "
                          "tensors that the optimizer was given: give it the masters on the CPU from the "
                          "start.")  # fmt: skip
 ON_GPU = """        for master in self.masters:
@@ -159,78 +166,73 @@ ON_GPU = """        for master in self.masters:
             master.data = master.data.to("cpu")
 """
 offloaded("states-on-gpu", changes=[("        self.optimizer.step()\n", ON_GPU)])
-variant(8, "states-on-gpu", PINNED, ("        self.optimizer.step()\n", ON_GPU))
+variant("states-on-gpu", PINNED, ("        self.optimizer.step()\n", ON_GPU))
 
 hint(
-    8,
     "gradient-left-on-gpu",
     "The masters are on the CPU, but their gradients are not: {error}. Bring each gradient to the CPU in reduce().",
 )
 offloaded("gradient-left-on-gpu", "master.grad = part.own.grad.float()")
 offloaded("gradient-left-on-gpu", changes=[("ShardedGradients.reduce(self)", "super().reduce()")])
-variant(8, "gradient-left-on-gpu", AT_ONCE, ("for part in self.parts]).cpu()", "for part in self.parts])"))
+variant("gradient-left-on-gpu", AT_ONCE, ("for part in self.parts]).cpu()", "for part in self.parts])"))
 
-hint(8, "mixed-collective", "A collective was given tensors on the CPU and on the GPU at once. Copy the rounded "
+hint("mixed-collective", "A collective was given tensors on the CPU and on the GPU at once. Copy the rounded "
                             "master into part.own, which stays a view of part.flat on the GPU, and gather "
                             "that.")  # fmt: skip
-slip(8, "mixed-collective", ("        super().update()\n", "        self.optimizer.step()\n        for part, master in zip(self.parts, self.masters):\n"
+slip("mixed-collective", ("        super().update()\n", "        self.optimizer.step()\n        for part, master in zip(self.parts, self.masters):\n"
      "            part.own.data = master.data.bfloat16()\n            all_gather(part.flat, part.own.detach())\n"))  # fmt: skip
 variant(
-    8,
     "mixed-collective",
     PINNED,
     ("            all_gather(part.flat, part.own.detach())", "            all_gather(part.flat, buffer)"),
 )
 
-hint(8, "read-before-arrival", "Values were read before they had arrived: a copy to the CPU with non_blocking=True "
+hint("read-before-arrival", "Values were read before they had arrived: a copy to the CPU with non_blocking=True "
                                "returns at once. Synchronise before the optimizer reads them, or use a blocking "
                                "copy.")  # fmt: skip
 offloaded("read-before-arrival", 'master.grad = part.own.grad.to("cpu", non_blocking=True).float()')
-variant(8, "read-before-arrival", PINNED, ("        measure.synchronize(self.parts[0].own.device)\n", ""),
+variant("read-before-arrival", PINNED, ("        measure.synchronize(self.parts[0].own.device)\n", ""),
         ("pin_memory=gpu)", "pin_memory=True)"))  # fmt: skip
 
-hint(8, "old-masters", "self.masters do not move: update() takes no step, or the optimizer updates other tensors. "
+hint("old-masters", "self.masters do not move: update() takes no step, or the optimizer updates other tensors. "
                        "Move the masters that it knows, by master.data, or replace them in its param_groups.")  # fmt: skip
-slip(8, "old-masters", ("        for master in self.masters:\n            master.data = master.data.cpu()\n",
+slip("old-masters", ("        for master in self.masters:\n            master.data = master.data.cpu()\n",
      "        self.masters = [nn.Parameter(m.detach().to(\"cpu\")) for m in self.masters]\n"))  # fmt: skip
 variant(
-    8,
     "old-masters",
     EVENT,
     ('            group["params"] = [of[own] for own in group["params"]]\n', "            pass\n"),
 )
 
-hint(8, "offload-wrong-weights", "The masters differ from those of balise 6, which computes the same on the GPU.")
+hint("offload-wrong-weights", "The masters differ from those of balise 6, which computes the same on the GPU.")
 offloaded("offload-wrong-weights", "master.grad = part.own.grad.cpu().float() / dist.get_world_size()")
 offloaded("offload-wrong-weights", "master.grad = part.own.grad.cpu().float() * 2")
 variant(
-    8,
     "offload-wrong-weights",
     AT_ONCE,
     ("        self.optimizer.step()\n", "        self.optimizer.step()\n        self.optimizer.step()\n"),
 )
 
 hint(
-    8,
     "offload-no-update",
     "The parameters on the GPU do not move. Copy each rounded master back into own, then gather.",
 )
 offloaded("offload-no-update", update="part.own.data")
 offloaded("offload-no-update", update="part.own.cpu().copy_(master.data)")
-variant(8, "offload-no-update", PINNED, ("            part.own.copy_(buffer, non_blocking=True)\n", ""))
+variant("offload-no-update", PINNED, ("            part.own.copy_(buffer, non_blocking=True)\n", ""))
 
-hint(8, "offload-wrong-parameters", "The masters are right, but the parameters of rank {rank} are not their "
+hint("offload-wrong-parameters", "The masters are right, but the parameters of rank {rank} are not their "
                                     "rounded values. Copy each master into part.own, on the GPU, then gather.")  # fmt: skip
 offloaded("offload-wrong-parameters", update="part.own.data.copy_(-master.data)")
-variant(8, "offload-wrong-parameters", PINNED, ("        for part, buffer, master in zip(self.parts, self.buffers, self.masters):\n            buffer.copy_(master)",
+variant("offload-wrong-parameters", PINNED, ("        for part, buffer, master in zip(self.parts, self.buffers, self.masters):\n            buffer.copy_(master)",
         "        for part, buffer, master in zip(self.parts, self.buffers, self.masters):\n            buffer.copy_(master * 2)"))  # fmt: skip
 
-hint(8, "moved-off-gpu", "Parameter {got} is no longer on the GPU. Only masters and states move.")
+hint("moved-off-gpu", "Parameter {got} is no longer on the GPU. Only masters and states move.")
 TAKEN = "            for p in part.parameters:\n                p.data = p.data.cpu()\n"
 offloaded("moved-off-gpu", changes=[(GATHER, GATHER + TAKEN)])
-variant(8, "moved-off-gpu", AT_ONCE, (GATHER, GATHER + TAKEN))
+variant("moved-off-gpu", AT_ONCE, (GATHER, GATHER + TAKEN))
 
-hint(8, "float32-to-cpu", "{got} bytes went to the CPU in a step, but the bfloat16 shard has {expected}. Send it "
+hint("float32-to-cpu", "{got} bytes went to the CPU in a step, but the bfloat16 shard has {expected}. Send it "
                           "as it is, and convert it on the CPU. A non-blocking copy converts on the GPU: cast in a "
                           "separate step.")  # fmt: skip
 offloaded("float32-to-cpu", "master.grad = part.own.grad.float().cpu()")
@@ -239,36 +241,33 @@ WAITED = [(FREED, FREED + "        measure.synchronize(self.parts[0].own.device)
 PINNED_COPY = "torch.empty_like(master, pin_memory=part.own.is_cuda).copy_(part.own.grad, non_blocking=True)"
 offloaded("float32-to-cpu", f"master.grad = {PINNED_COPY}", changes=WAITED)
 offloaded("float32-to-cpu", 'master.grad = part.own.grad.to("cpu", torch.float32, non_blocking=True)', changes=WAITED)
-variant(8, "float32-to-cpu", AT_ONCE, ("for part in self.parts]).cpu()", "for part in self.parts]).float().cpu()"))
+variant("float32-to-cpu", AT_ONCE, ("for part in self.parts]).cpu()", "for part in self.parts]).float().cpu()"))
 
-hint(8, "more-to-cpu", "{got} bytes went to the CPU in a step, but this rank's shard of the gradients has "
+hint("more-to-cpu", "{got} bytes went to the CPU in a step, but this rank's shard of the gradients has "
                        "{expected}. Reduce first, then send only the shard: the other ranks own the rest, and no "
                        "parameters go to the CPU.")  # fmt: skip
 offloaded("more-to-cpu", "whole = torch.empty_like(part.flat); all_gather(whole, part.own.grad); "
           "master.grad = shard(whole.cpu(), dist.get_rank(), dist.get_world_size()).float()")  # fmt: skip
 offloaded("more-to-cpu", "master.grad = part.own.grad.cpu().float(); part.flat.cpu()")
 variant(
-    8,
     "more-to-cpu",
     AT_ONCE,
     ("        on_cpu =", "        torch.cat([part.own.grad for part in self.parts]).cpu()\n        on_cpu ="),
 )
 
-hint(8, "float32-to-gpu", "{got} bytes went back to the GPU in a step, but the bfloat16 shard has {expected}. "
+hint("float32-to-gpu", "{got} bytes went back to the GPU in a step, but the bfloat16 shard has {expected}. "
                           "Round on the CPU: a blocking copy_ into a bfloat16 tensor does that; with "
                           "non_blocking=True it rounds on the GPU.")  # fmt: skip
 offloaded("float32-to-gpu", update="part.own.data.copy_(master.data.to(part.own.device))")
 offloaded("float32-to-gpu", update="part.own.data = part.own.data.copy_(master.data.cuda().bfloat16())")
 offloaded("float32-to-gpu", update="part.own.data.copy_(master.data, non_blocking=True)")
 variant(
-    8,
     "float32-to-gpu",
     PINNED,
     ("part.own.copy_(buffer, non_blocking=True)", "part.own.copy_(buffer.float().to(part.own.device))"),
 )
 
 hint(
-    8,
     "more-to-gpu",
     "{got} bytes went back to the GPU in a step, but only this rank's shard of the parameters must: {expected}.",
 )
@@ -277,7 +276,6 @@ offloaded(
     update="part.own.data.copy_(master.data); self.all = [m.data.bfloat16().cuda() for m in self.masters]; del self.all",
 )
 variant(
-    8,
     "more-to-gpu",
     PINNED,
     (
@@ -287,31 +285,28 @@ variant(
 )
 
 hint(
-    8,
     "kept-on-gpu",
     "Between two steps the GPU holds {got} bytes; the parameters have {expected}. What else stays there?",
 )
 offloaded("kept-on-gpu", update="part.own.data.copy_(master.data); part.spare = part.flat.clone()")
 offloaded("kept-on-gpu", changes=[(FREED, "            part.last, part.own.grad = part.own.grad, None\n")])
 variant(
-    8,
     "kept-on-gpu",
     PINNED,
     ("            part.own.grad = None\n", "            part.last, part.own.grad = part.own.grad, None\n"),
 )
 
-hint(8, "gradient-kept-on-gpu", "After step() the GPU holds {got} bytes; the parameters have {expected}. The "
+hint("gradient-kept-on-gpu", "After step() the GPU holds {got} bytes; the parameters have {expected}. The "
                                 "shard's gradient is on the CPU now: release the one on the GPU.")  # fmt: skip
 offloaded("gradient-kept-on-gpu", changes=[(FREED, "")])
-variant(8, "gradient-kept-on-gpu", PINNED, ("            part.own.grad = None\n", ""))
+variant("gradient-kept-on-gpu", PINNED, ("            part.own.grad = None\n", ""))
 
-hint(8, "whole-on-cpu", "Between two steps this rank keeps {got} bytes, in CPU memory and on the GPU; the "
+hint("whole-on-cpu", "Between two steps this rank keeps {got} bytes, in CPU memory and on the GPU; the "
                         "parameters, and the masters and states of its own shard, make at most {expected:.0f}. The "
                         "other ranks keep the rest.")  # fmt: skip
-slip(8, "whole-on-cpu", ("            master.data = master.data.cpu()\n",
+slip("whole-on-cpu", ("            master.data = master.data.cpu()\n",
      "            master.data = master.data.cpu()\n        self.start = [part.flat.cpu().float() for part in self.parts]\n"))  # fmt: skip
 variant(
-    8,
     "whole-on-cpu",
     PINNED,
     (

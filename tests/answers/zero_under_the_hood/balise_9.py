@@ -7,10 +7,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dlojz_tp import measure
 from tests.answers.bank import Bank
 
-bank = Bank("13_zero_under_the_hood", whole=True)
+bank = Bank("13_zero_under_the_hood", 9, whole=True)
 
 
-@bank.right(9)
+@bank.right()
 def sent_bytes(step):
     n, total = dist.get_world_size(), 0.0
     with measure.Communications() as log:
@@ -28,7 +28,7 @@ def sent_bytes(step):
     return round(total)
 
 
-@bank.right(9)
+@bank.right()
 def sent_bytes(step):
     """A dispatch mode of its own, whole tensors first, a tensor as the result."""
     n = dist.get_world_size()
@@ -75,41 +75,40 @@ def sent_bytes(step):
             total += times * (n - 1) * (entry["bytes"] / parts)
     return total
 '''
-bank.text(9, None, RING)
+bank.text(None, RING)
 
-bank.slip(9, "nothing-returned", ("    return sum(", "    sum("))
+bank.slip("nothing-returned", ("    return sum(", "    sum("))
 
-bank.hint(9, "step-not-run", "step() was not called. Count the volume while it runs.")
-bank.slip(9, "step-not-run", ("        step()\n", "        pass\n"))
-bank.variant(9, "step-not-run", RING, ("        step()\n", "        pass\n"))
-
-bank.hint(9, "step-run-again", "step() was called {got} times: in a training run that would be as many steps. Call "
-                               "it once.")
-bank.slip(9, "step-run-again", ("    with measure", "    step()  # warm up\n    with measure"))
-bank.variant(9, "step-run-again", RING, ("        step()\n", "        step()\n        step()\n"))
-
-bank.hint(9, "not-a-number", "Return one number, the bytes. You returned {got}.")
-bank.slip(9, "not-a-number", ("return sum(sent", "return log.entries() and str(sent and 1) or str(sent"), (
-    '.get(entry["name"], 0) * entry["bytes"] for entry in log.entries() if entry["kind"] != "phase")', ")",
-))  # fmt: skip
-bank.slip(9, "not-a-number", ("    return sum(", "    return [sent, sum("), ('!= "phase")', '!= "phase")]'))
-bank.variant(9, "not-a-number", RING, ("return total", "return str(total)"))
+bank.hint("step-not-run", "step() was not called. Count the volume while it runs.")
+bank.slip("step-not-run", ("        step()\n", "        pass\n"))
+bank.variant("step-not-run", RING, ("        step()\n", "        pass\n"))
 
 bank.hint(
-    9,
+    "step-run-again", "step() was called {got} times: in a training run that would be as many steps. Call it once."
+)
+bank.slip("step-run-again", ("    with measure", "    step()  # warm up\n    with measure"))
+bank.variant("step-run-again", RING, ("        step()\n", "        step()\n        step()\n"))
+
+bank.hint("not-a-number", "Return one number, the bytes. You returned {got}.")
+bank.slip("not-a-number", ("return sum(sent", "return log.entries() and str(sent and 1) or str(sent"), (
+    '.get(entry["name"], 0) * entry["bytes"] for entry in log.entries() if entry["kind"] != "phase")', ")",
+))  # fmt: skip
+bank.slip("not-a-number", ("    return sum(", "    return [sent, sum("), ('!= "phase")', '!= "phase")]'))
+bank.variant("not-a-number", RING, ("return total", "return str(total)"))
+
+bank.hint(
     "handed-in",
     "These are the bytes that the rank passes to the collectives. What it sends depends on the collective: see the "
     "table.",
 )
-bank.slip(9, "handed-in", ('sent.get(entry["name"], 0) * entry["bytes"]', 'entry["bytes"] * (n > 1)'))
+bank.slip("handed-in", ('sent.get(entry["name"], 0) * entry["bytes"]', 'entry["bytes"] * (n > 1)'))
 bank.variant(
-    9, "handed-in", RING, ('total += times * (n - 1) * (entry["bytes"] / parts)', 'total += entry["bytes"] * (n > 1)')
+    "handed-in", RING, ('total += times * (n - 1) * (entry["bytes"] / parts)', 'total += entry["bytes"] * (n > 1)')
 )
 
-bank.hint(9, "alone-sends", "A single rank sends nothing.")
-bank.slip(9, "alone-sends", ("2 * (n - 1) / n,", "2 * (n - 1) / n + (n == 1),"))
+bank.hint("alone-sends", "A single rank sends nothing.")
+bank.slip("alone-sends", ("2 * (n - 1) / n,", "2 * (n - 1) / n + (n == 1),"))
 bank.variant(
-    9,
     "alone-sends",
     RING,
     (
@@ -119,22 +118,20 @@ bank.variant(
 )
 
 bank.hint(
-    9, "all-reduce-once", "An all-reduce is a reduce-scatter and an all-gather: it sends twice as much as either "
-                          "of them."
+    "all-reduce-once",
+    "An all-reduce is a reduce-scatter and an all-gather: it sends twice as much as either of them.",
 )
-bank.slip(9, "all-reduce-once", ('"all_reduce": 2 * (n - 1) / n', '"all_reduce": (n - 1) / n'))
-bank.variant(9, "all-reduce-once", RING, ('"all_reduce": (2, n)', '"all_reduce": (1, n)'))
+bank.slip("all-reduce-once", ('"all_reduce": 2 * (n - 1) / n', '"all_reduce": (n - 1) / n'))
+bank.variant("all-reduce-once", RING, ('"all_reduce": (2, n)', '"all_reduce": (1, n)'))
 
 bank.hint(
-    9,
     "all-reduce-whole",
     "An all-reduce sends 2 (N - 1) / N of the tensor: a little less than twice the tensor, however many ranks "
     "there are.",
 )
-bank.slip(9, "all-reduce-whole", ('"all_reduce": 2 * (n - 1) / n', '"all_reduce": 2 * (n > 1)'))
-bank.slip(9, "all-reduce-whole", ('"all_reduce": 2 * (n - 1) / n', '"all_reduce": n - 1 if n > 2 else 2 * (n - 1)'))
+bank.slip("all-reduce-whole", ('"all_reduce": 2 * (n - 1) / n', '"all_reduce": 2 * (n > 1)'))
+bank.slip("all-reduce-whole", ('"all_reduce": 2 * (n - 1) / n', '"all_reduce": n - 1 if n > 2 else 2 * (n - 1)'))
 bank.variant(
-    9,
     "all-reduce-whole",
     RING,
     (
@@ -144,59 +141,57 @@ bank.variant(
 )
 
 bank.hint(
-    9,
     "gather-as-scatter",
     "You counted an all-gather like a reduce-scatter. In a reduce-scatter a rank passes the whole tensor; in an "
     "all-gather it passes only its own part, which goes to all other ranks: N - 1 times.",
 )
-bank.slip(9, "gather-as-scatter", ('"all_gather": n - 1', '"all_gather": (n - 1) / n'))
-bank.variant(9, "gather-as-scatter", RING, ('"all_gather": (1, 1)', '"all_gather": (1, n)'))
+bank.slip("gather-as-scatter", ('"all_gather": n - 1', '"all_gather": (n - 1) / n'))
+bank.variant("gather-as-scatter", RING, ('"all_gather": (1, 1)', '"all_gather": (1, n)'))
 
 bank.hint(
-    9,
     "scatter-as-gather",
     "You counted a reduce-scatter like an all-gather. In a reduce-scatter a rank passes the whole tensor; every "
     "part except its own leaves the rank, once each.",
 )
-bank.slip(9, "scatter-as-gather", ('"reduce_scatter": (n - 1) / n', '"reduce_scatter": n - 1'))
-bank.variant(9, "scatter-as-gather", RING, ('"reduce_scatter": (1, n)', '"reduce_scatter": (1, 1)'))
-
-bank.hint(9, "elements-not-bytes", "These are elements. A float32 takes 4 bytes, a bfloat16 takes 2; the log "
-                                   "counts bytes.")
-bank.slip(9, "elements-not-bytes", ('* entry["bytes"]', '* entry["bytes"] / 4'))
-bank.variant(9, "elements-not-bytes", RING, ("return total", "return total // 4"))
-
-bank.hint(9, "two-ranks-only", "The volume is right for 2 ranks, but wrong for {size}. Ask for the number of ranks.")
-bank.slip(9, "two-ranks-only", ("n = dist.get_world_size()", "n = min(2, dist.get_world_size())"))
-bank.variant(
-    9, "two-ranks-only", RING, ("    n = dist.get_world_size()\n", "    n = 2 if dist.get_world_size() > 1 else 1\n")
-)
-
-bank.hint(9, "of-all-ranks", "This is what all ranks send together. The question is about one rank.")
-bank.slip(9, "of-all-ranks", ('* entry["bytes"]', '* entry["bytes"] * n'))
-bank.variant(9, "of-all-ranks", RING, ("return total", "return n * total"))
-
-bank.hint(9, "receive-counted", "You also counted a message that is received. Count only what leaves the rank.")
-bank.slip(9, "receive-counted", ('"send": 1', '"send": 1, "recv": 1'))
-bank.variant(9, "receive-counted", RING, (' * (entry["name"] == "send")', ""))
-
-bank.hint(9, "message-forgotten", "You did not count a message to one rank: see the last row of the table.")
-bank.slip(9, "message-forgotten", ('"send": 1', '"send": 0'))
-bank.variant(9, "message-forgotten", RING, ('total += entry["bytes"] * (entry["name"] == "send")', "continue"))
-
-bank.hint(9, "wrong-volume", "This is not what the rank sends in these collectives.")
-bank.slip(9, "wrong-volume", ('if entry["kind"] != "phase"', 'if entry["kind"] == "message"'))
-bank.variant(9, "wrong-volume", RING, ('total += times * (n - 1) * (entry["bytes"] / parts)', "total += 0"))
+bank.slip("scatter-as-gather", ('"reduce_scatter": (n - 1) / n', '"reduce_scatter": n - 1'))
+bank.variant("scatter-as-gather", RING, ('"reduce_scatter": (1, n)', '"reduce_scatter": (1, 1)'))
 
 bank.hint(
-    9,
+    "elements-not-bytes", "These are elements. A float32 takes 4 bytes, a bfloat16 takes 2; the log counts bytes."
+)
+bank.slip("elements-not-bytes", ('* entry["bytes"]', '* entry["bytes"] / 4'))
+bank.variant("elements-not-bytes", RING, ("return total", "return total // 4"))
+
+bank.hint("two-ranks-only", "The volume is right for 2 ranks, but wrong for {size}. Ask for the number of ranks.")
+bank.slip("two-ranks-only", ("n = dist.get_world_size()", "n = min(2, dist.get_world_size())"))
+bank.variant(
+    "two-ranks-only", RING, ("    n = dist.get_world_size()\n", "    n = 2 if dist.get_world_size() > 1 else 1\n")
+)
+
+bank.hint("of-all-ranks", "This is what all ranks send together. The question is about one rank.")
+bank.slip("of-all-ranks", ('* entry["bytes"]', '* entry["bytes"] * n'))
+bank.variant("of-all-ranks", RING, ("return total", "return n * total"))
+
+bank.hint("receive-counted", "You also counted a message that is received. Count only what leaves the rank.")
+bank.slip("receive-counted", ('"send": 1', '"send": 1, "recv": 1'))
+bank.variant("receive-counted", RING, (' * (entry["name"] == "send")', ""))
+
+bank.hint("message-forgotten", "You did not count a message to one rank: see the last row of the table.")
+bank.slip("message-forgotten", ('"send": 1', '"send": 0'))
+bank.variant("message-forgotten", RING, ('total += entry["bytes"] * (entry["name"] == "send")', "continue"))
+
+bank.hint("wrong-volume", "This is not what the rank sends in these collectives.")
+bank.slip("wrong-volume", ('if entry["kind"] != "phase"', 'if entry["kind"] == "message"'))
+bank.variant("wrong-volume", RING, ('total += times * (n - 1) * (entry["bytes"] / parts)', "total += 0"))
+
+bank.hint(
     "backward-missed",
     "You did not count the collectives that start in backward, from hooks or in DistributedDataParallel. Record "
     "them all: measure.Communications sees every one.",
 )
 
 
-@bank.wrong(9, "backward-missed")
+@bank.wrong("backward-missed")
 def sent_bytes(step):
     """Replaces the functions of torch.distributed: what C++ starts, in DistributedDataParallel, goes by."""
     n, found = dist.get_world_size(), []
@@ -253,7 +248,7 @@ def sent_bytes(step):
     rest = {"reduce_scatter": (n - 1) / n, "all_gather": n - 1, "send": 1}
     return sum(total) + sum(rest.get(entry["name"], 0) * entry["bytes"] for entry in log.entries())
 """
-bank.text(9, "backward-missed", MISSED, variant=True)
+bank.text("backward-missed", MISSED, variant=True)
 
-bank.slip(9, None, ("    with measure", "    from fractions import Fraction\n\n    with measure"),
+bank.slip(None, ("    with measure", "    from fractions import Fraction\n\n    with measure"),
           ('sent.get(entry["name"], 0) * entry', 'Fraction(sent.get(entry["name"], 0)) * entry'))  # fmt: skip

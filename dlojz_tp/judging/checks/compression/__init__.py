@@ -1,0 +1,1 @@
+"""Checks of 22_compression: distillation, quantization, pruning, formats below 16 bits."""

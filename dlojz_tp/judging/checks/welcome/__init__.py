@@ -1,0 +1,1 @@
+"""Checks of 00_welcome."""

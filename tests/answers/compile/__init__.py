@@ -1,0 +1,1 @@
+"""Answers to 06_compile, one file a balise."""

@@ -1,0 +1,1 @@
+"""Answers to 08_data_parallel_under_the_hood, one file a balise."""

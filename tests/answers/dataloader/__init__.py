@@ -1,0 +1,1 @@
+"""Answers to 05_dataloader, one file a balise."""

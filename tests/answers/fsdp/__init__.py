@@ -1,0 +1,1 @@
+"""Answers to 14_fsdp, one file a balise."""

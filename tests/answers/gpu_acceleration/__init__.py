@@ -1,0 +1,1 @@
+"""Answers to 01_gpu_acceleration, one file a balise."""

@@ -1,0 +1,1 @@
+"""Answers to 02_mixed_precision, one file a balise."""

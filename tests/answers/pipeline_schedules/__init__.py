@@ -1,0 +1,1 @@
+"""Answers to 16_pipeline_schedules, one file a balise."""

@@ -1,0 +1,3 @@
+"""What answers to balises 1, 2 share."""
+
+SCALE = 'scale_grads=reduction == "mean"'

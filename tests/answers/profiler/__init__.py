@@ -1,0 +1,1 @@
+"""Answers to 04_profiler, one file a balise."""

@@ -1,0 +1,1 @@
+"""Answers to 17_tensor_slicing, one file a balise."""

@@ -1,0 +1,1 @@
+"""Answers to 00_welcome, one file a balise."""
