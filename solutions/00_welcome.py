@@ -1,4 +1,4 @@
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # # Welcome: the course and its tools · about 30 min
 #
 # **Who is it for?** Anyone who can write a training loop in PyTorch. You need no CUDA, no C and no cluster: the same
@@ -11,17 +11,18 @@
 # 3. train models too large for one GPU, with FSDP, pipelines and tensor slicing;
 # 4. predict the memory, messages and time of a parallel layout before you run it;
 # 5. fine-tune, compress and serve a model.
-#
+
+# %% [markdown]
 # **Which work builds on which?**
 #
 # - 01 to 07: one device.
 # - 08: data parallelism. Then 09 (DDP), 10 (large batches), 11 (hyperparameters).
 # - 12 → 13 → 14: large models, ZeRO, FSDP.
 # - 15 → 16: pipelines.
-# - 17: tensor slicing. Then 19 (hybrid parallelism), 20 (DeepSpeed).
+# - 17: tensor slicing. Then 18 (long sequences and experts), 19 (hybrid parallelism), 20 (DeepSpeed).
 # - 21, 22, 23: fine-tuning, compression, inference.
+# - 24: kernels in Triton, after 03 and 06.
 # - 25: the race at the end.
-# - Planned: 18 (long sequences and experts) and 24 (kernels in Triton).
 
 # %% tags=["setup"]
 import os
@@ -36,7 +37,7 @@ tp = course.open("00_welcome")
 tp
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
-FULL = scale() == "full"  # where there is a GPU; the environment variable DLOJZ_SCALE overrules it
+FULL = scale() == "full"  # if there is a GPU; the environment variable DLOJZ_SCALE overrides this
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BATCH = 4096 if FULL else 256
 WIDTH = 4096 if FULL else 512
@@ -68,7 +69,7 @@ print(f"scale {scale()}, on {DEVICE}: batches of {BATCH} vectors of {WIDTH} numb
 # </details>
 
 
-# %% tags=["balise-1"]
+# %% tags=["balise-1", "slide-mistake=cores-of-the-node"]
 def describe_machine():
     """Return {"device": "cuda" or "cpu", "gpus": int, "cores": int, "torch": str} for this process."""
     # BEGIN SOLUTION
@@ -85,7 +86,7 @@ def describe_machine():
 tp.check(1, describe_machine)
 
 # %% [markdown]
-# The verdict runs your answer on *pretended* machines, such as one with two cores and four GPUs. It looks at what your
+# The check runs your answer on *simulated* machines, such as one with two cores and four GPUs. It looks at what your
 # code *does*, not at how it is written. Here is a common wrong answer, with its hint.
 
 
@@ -101,15 +102,15 @@ def describe_machine_of_a_hurried_person():
 
 tp.show(1, describe_machine_of_a_hurried_person)  # shows a verdict without counting it
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## Ranks
 #
 # From work 08 on, several processes work together. Each is a **rank**, with a number from 0 to `world_size − 1`.
-# `launch.ranks(function, ..., n=4)` runs a function in four of them and returns their results. `x.to(launch.device())`
+# `launch.ranks(function, ..., n=4)` runs a function in four ranks and returns their results. `x.to(launch.device())`
 # moves a tensor to its rank's device, a GPU or the CPU.
 
 
-# %%
+# %% tags=["slide-more"]
 def hello():
     rank, world_size = dist.get_rank(), dist.get_world_size()
     number = torch.tensor(float(rank + 1), device=launch.device())
@@ -128,7 +129,7 @@ launch.ranks(hello, n=4)
 def one_rank_fails():
     if dist.get_rank() == 2:
         raise ValueError("the disk of rank 2 is full")
-    dist.barrier()  # the others wait here for a rank that will not come
+    dist.barrier()  # the others wait here for a rank that never arrives
 
 
 try:
@@ -137,11 +138,36 @@ except launch.RankError as error:
     print(error)
 
 # %% [markdown]
+# `%%ranks 2` runs a cell on two ranks that **live until the notebook ends**, so that you can look around. They have
+# their own variables. `--take x` sends them a value from the notebook. The value of the last line is shown per rank.
+
+# %%
+# %%ranks 2
+half = torch.arange(6.0, device=launch.device()).chunk(2)[dist.get_rank()]
+dist.get_rank(), half.tolist()
+
+# %%
+# %%ranks
+total = half.sum()
+mine = total.item()
+dist.all_reduce(total)
+mine, total.item()
+
+# %% [markdown]
+# Here rank 1 never calls `all_reduce`: a **deadlock**. `--fails` says that the error is intended.
+
+# %%
+# %%ranks --fails --timeout 10
+if dist.get_rank() == 0:
+    dist.all_reduce(half)
+
+# %% [markdown]
 # ### Balise 2 · Sum a tensor over ranks · about 11 min
 #
-# Every rank gets the same `values`, a tensor `(n,)`. Return their sum on **every** rank, as a tensor without
-# dimensions, with the dtype of `values` (int64 or floating point). Share the work: each rank reads only about
-# `n / world_size` values, and sends one number. `n` may be any number, even smaller than `world_size`. About 4 lines.
+# Every rank gets the same `values`. Return their sum on **every** rank, and share the work. About 4 lines.
+#
+# **Write all of it:** `tp.open_task(2)` puts a cell below with only the name and the docstring. Let each rank read only
+# its share, yet know the whole sum.
 #
 # <details><summary>Hint</summary>
 #
@@ -150,9 +176,14 @@ except launch.RankError as error:
 # </details>
 
 
-# %% tags=["balise-2"]
+# %% tags=["balise-2", "slide-mistake=reduce-not-all-reduce"]
 def distributed_sum(values):
-    """Sum `values`, shape (n,), the same on every rank; each rank adds up its share. Returns shape () on every rank."""
+    """Sum `values`, shape (n,), the same on every rank. Returns a tensor () with their dtype, on every rank.
+
+    values: int64, which are summed exactly, or floating point. They stay unchanged. n may be any number above 0, even
+    smaller than world_size. Each rank reads only about n / world_size values, and sends one number. When the function
+    returns, the sum is complete.
+    """
     # BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
     total = values[rank::world_size].sum()
@@ -178,10 +209,14 @@ print("three ranks:", launch.ranks(sum_of_all, values, n=3, timeout=10)[0])
 # The last digits may differ, because the numbers are added in a different order. Verdicts allow for that.
 #
 # If you fall behind, `tp.catch_up(2)` defines our answers to balises 1 and 2; your cells don't change. Balises marked
-# *further* are optional: our answers stand in for yours. `tp.progress()` shows where you are.
+# *further* are optional: until you write one, the notebook uses our answer. `tp.progress()` shows where you are.
 #
-# If your class sets `DLOJZ_CLASS`, your instructor sees each verdict: work, balise, verdict, hint, tries and time, but
-# not your code. `%env DLOJZ_CLASS=` in a cell turns that off for this notebook.
+# A **★** means that nothing is left to fix. Amber, *works, not yet robust*, means that the idea is right, but an edge
+# case isn't. It counts as done. Where PyTorch does the same job, `tp.race(N)` times your ★ answer against PyTorch's.
+#
+# If your class sets `DLOJZ_CLASS`, your instructor sees the result of each check (balise, verdict, hint, tries and
+# time; with `DLOJZ_RACE=1`, ratios of races), but not your code. `%env DLOJZ_CLASS=` in a cell turns that off for this
+# notebook.
 
 # %%
 tp.progress()
@@ -209,10 +244,10 @@ for x_bd, y_b in chrono.steps(batches, n=STEPS):
 record = chrono.record(name="first step", batch_size=BATCH)
 print(f"{record.images_per_second:,.0f} vectors per second")
 
-# %%
+# %% tags=["slide"]
 report.inspection(record)
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## Three questions
 #
 # <details><summary>Why does <code>os.cpu_count()</code> mislead on a shared node?</summary>
@@ -224,7 +259,7 @@ report.inspection(record)
 # <details><summary>One rank returns before <code>all_reduce</code>; all the others call it. What happens?</summary>
 #
 # The others wait. A collective is complete only when every rank has called it. Here the launcher notices, stops them,
-# and says which one was missing. On a real machine they would wait for many minutes.
+# and says which one was missing. Without it, they would wait many minutes for a timeout.
 # </details>
 #
 # <details><summary>With N ranks, how much faster can the sum of n values get?</summary>
@@ -235,5 +270,5 @@ report.inspection(record)
 #
 # ## To remember
 #
-# A verdict tests what your code does. Ranks are processes that communicate through collectives. A claim about speed
+# A verdict judges what your code does. Ranks are processes that communicate through collectives. A claim about speed
 # counts only once it's measured. Go on with **01_gpu_acceleration**.

@@ -1,4 +1,4 @@
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # # GPU acceleration: from a plain loop to a device · about 95 min, core 50
 #
 # A plain training loop leaves most of a GPU unused. You rewrite it so that the device never waits, and find the batch
@@ -24,7 +24,7 @@ from torchvision import models
 from torchvision.transforms import v2
 
 from dlojz_tp import course, data, gains, measure, planner, report, scale, todo, training_run, worth
-from dlojz_tp.probes.operations import Operations, syncs
+from dlojz_tp.measure.operations import Operations, syncs
 
 tp = course.open("01_gpu_acceleration")
 tp
@@ -37,18 +37,18 @@ SIZE = 224 if FULL else 64  # pixels of a side
 BATCH = 128 if FULL else 32
 EPOCHS = 5 if FULL else 2
 WORKERS = 8 if FULL else 2  # processes that decode images
-RACED = BATCH if FULL else 2  # images of a batch in the race: a turn there takes 20 steps
+RACED = BATCH if FULL else 2  # images of a batch in the race, where a turn is 20 steps
 SWEEP = [64, 1024, 16, 256, 32, 512, 128] if FULL else [8, 128, 16, 64, 32]
-CARD = None if FULL else 256 * 2**20  # bytes of the pretended card, where there is no real one
+CARD = None if FULL else 256 * 2**20  # bytes of the simulated card, if there is no real one
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channels, for pixels in [0, 1]
 
 # %%
-expected = tp.predict("How many images of 224 pixels a second does this processor train a ResNet-50 on?", ...)
+expected = tp.predict("How many images/s does this processor manage when it trains a ResNet-50 at 224 pixels?", ...)
 
 # %% jupyter={"source_hidden": true}
 FLOP_PER_IMAGE = 3 * planner.RESNET50_FORWARD_FLOP  # ResNet-50 at 224 pixels: backward costs twice the forward pass
 network, images = models.resnet50(), torch.randn(2, 3, 224, 224)
-for _ in range(2):  # the first time also prepares: the second counts
+for _ in range(2):  # the first run warms up: only the second counts
     start = time.perf_counter()
     network(images).sum().backward()
     here = len(images) / (time.perf_counter() - start)
@@ -57,15 +57,16 @@ rows += [(f"{card.name}, published", card.resnet50_float32) for card in (planner
 heads = {"trains ResNet-50": "{}", "images/s": "{:,.1f}", "TFLOP/s": "{:.2f}"}
 report.table(heads, [(name, speed, speed * FLOP_PER_IMAGE / 1e12) for name, speed in rows])
 del network, images
-why = "An image takes 25 billion operations, and a core does some tens of billions a second."
+why = "Each image takes 25 billion operations, and a core does a few tens of billions per second."
 expected.shows(here, "{:.1f} images/s", why)
 
 # %% [markdown]
-# The published figures come from NVIDIA's own training runs on one GPU, with float32 in the program.
-#
+# The published figures come from NVIDIA's own float32 training scripts, run on one GPU.
+
+# %% [markdown] tags=["slide"]
 # ## The idea
 #
-# A step loads a batch, copies it to the device and computes. Written plainly, each part waits for the one before:
+# A step loads a batch, copies it to the device and computes. In a plain loop, each part waits for the one before:
 #
 # $$t_\text{step} = t_\text{loading} + t_\text{copy} + t_\text{compute}
 # \qquad\text{becomes}\qquad
@@ -94,7 +95,7 @@ def random_batches(n, batch_size):
 
 
 def waits(step):
-    """How often one step makes the processor wait for a value of the device."""
+    """How often one step makes the processor wait for a value from the device."""
     model = make_model().to(DEVICE)
     batch, optimizer = random_batches(1, 2)[0], make_optimizer(model.parameters())
     with Operations() as operations:
@@ -103,7 +104,7 @@ def waits(step):
 
 
 def compared(loops):
-    """A line for each loop: (waits in a step, record of a training run)."""
+    """Show a row for each loop: {name: (waits in a step, record of a training run)}."""
     heads = {"": "{}", "values read in a step": "{}", "loading": measure.human_seconds, "step": measure.human_seconds}
     rows = []
     for name, (read, record) in loops.items():
@@ -138,13 +139,13 @@ compared(loops)
 # %% [markdown]
 # ## The input pipeline
 #
-# ### Balise 1 · Make a tensor of a JPEG file · further · about 16 min
+# ### Balise 1 · Turn a JPEG file into a tensor · further · about 16 min
 #
 # Return a function that takes the path of a JPEG file and returns a float32 tensor of shape `(3, size, size)`,
 # normalised with `MEAN` and `STD`.
 #
-# - `train=True`: a window of random position, area and shape (`RandomResizedCrop`, from a small part of the photograph
-#   to nearly all of it, sides between 3:4 and 4:3), mirrored left to right half of the time.
+# - `train=True`: a window of random position, area and aspect ratio (`RandomResizedCrop`: from a small part of the
+#   photograph to nearly all of it, between 3:4 and 4:3), mirrored left to right half of the time.
 # - `train=False`: nothing random. Resize the shorter side to `size`, or to a little more, then cut out the centre,
 #   undistorted.
 #
@@ -154,7 +155,7 @@ compared(loops)
 #
 # `Image.open(path).convert("RGB")` decodes. `torchvision.transforms.v2` has `RandomResizedCrop`,
 # `RandomHorizontalFlip`, `Resize`, `CenterCrop`, `ToImage`, `ToDtype(torch.float32, scale=True)`, `Normalize` and
-# `Compose`. Bring pixels to [0, 1] before you normalise them.
+# `Compose`. Scale pixels to [0, 1] before you normalise them.
 # </details>
 
 
@@ -244,9 +245,9 @@ print(f"{len(dataset.train)} training and {len(dataset.val)} validation images, 
 # nothing to do. This is a drawing, not a measurement:
 
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 def draw_queue(axes, title, wait, steps=3, operations=4, start=0.6, run=1.0):
-    """CPU and GPU against time: `start` to queue an operation, `run` to run it; a value read ends each step, or none."""
+    """CPU and GPU against time: an operation takes `start` to queue, `run` to run; `wait`: a step ends with a read."""
     cpu = gpu = 0.0
     for step in range(steps):
         colour = ("#0072B2", "#56B4E9")[step % 2]
@@ -277,20 +278,20 @@ plt.show()
 # ### Balise 2 · A training step that never waits · about 13 min
 #
 # `model` is on `device`; `images` `(b, 3, h, w)` and `labels` `(b,)` are not. Do one step: copy both without blocking,
-# forward (once), mean cross-entropy, backward, update with `optimizer`.
+# run the model once, compute the mean cross-entropy, run backward, update with `optimizer`.
 #
-# Return `(loss, logits)`: two tensors, still on the device, without their graph. Read no value, and leave the model's
-# mode (train or eval) alone. About 8 lines.
+# Return `(loss, logits)`: two tensors on the device, without their graph. Read no value, and don't change the model's
+# mode. About 8 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `tensor.to(device, non_blocking=True)`. Gradients add up until `optimizer.zero_grad()`. `.item()`, `print(tensor)` and
-# `if tensor > 0` make the processor wait until the GPU has run everything in the queue. `tensor.detach()` drops the
-# graph.
+# `tensor.to(device, non_blocking=True)` copies. Gradients add up until `optimizer.zero_grad()`. `.item()`,
+# `print(tensor)` and `if tensor > 0` make the processor wait until the GPU has emptied the queue.
+# `tensor.detach()` drops the graph.
 # </details>
 
 
-# %% tags=["balise-2"]
+# %% tags=["balise-2", "slide-mistake=hidden-sync"]
 def train_step(model, images, labels, optimizer, device):
     """One step of training. images (b, 3, h, w), labels (b,). Returns loss () and logits (b, classes), detached."""
     # BEGIN SOLUTION
@@ -311,15 +312,11 @@ tp.check(2, train_step)
 # %% [markdown]
 # ### Balise 3 · Metrics without a synchronisation · about 13 min
 #
-# Keep the mean loss and the accuracy over many batches, on the device.
+# Keep the mean loss and the accuracy over many batches, on the device. Nothing waits in `update`: only `result`, which
+# you call once an epoch, reads values. About 10 lines.
 #
-# - `update(loss, logits, labels)`: the batch's mean loss `()`, logits `(b, classes)` and labels `(b,)`, all on the
-#   device. It reads no value and copies none to the device, leaves its arguments unchanged, and keeps neither the graph
-#   nor the batch.
-# - `result()`: two Python floats, mean loss and accuracy over all images. Batches may differ in size, and a loss may
-#   come in bfloat16.
-#
-# About 10 lines.
+# **Write all of it:** `tp.open_task(3)` gives you only names and docstrings. Count exactly over thousands of batches,
+# without a wait and without keeping any of them.
 #
 # <details><summary>Hint</summary>
 #
@@ -330,7 +327,7 @@ tp.check(2, train_step)
 
 # %% tags=["balise-3"]
 class RunningMetrics:
-    """Mean loss and accuracy over the images seen, kept as sums on `device`."""
+    """Mean loss and accuracy over all images seen by this object, kept as a few sums on `device` (torch.device)."""
 
     def __init__(self, device):
         # BEGIN SOLUTION
@@ -340,7 +337,12 @@ class RunningMetrics:
         # END SOLUTION
 
     def update(self, loss, logits, labels):
-        """Add a batch: its mean loss (), logits (b, classes), labels (b,). Reads nothing from the device."""
+        """Add a batch: its mean loss (), logits (b, classes), labels (b,), all on the device.
+
+        Batches differ in size. loss and logits may be in bfloat16, which can't count beyond 256: use wider sums.
+        Read no value, and copy none from or to the device. Leave the arguments unchanged, and keep neither the graph
+        nor the batch.
+        """
         # BEGIN SOLUTION
         self.loss_sum += loss.detach().float() * len(labels)
         self.correct += (logits.argmax(dim=1) == labels).sum()
@@ -348,7 +350,11 @@ class RunningMetrics:
         # END SOLUTION
 
     def result(self):
-        """Return (mean loss, accuracy), two floats: the only place that waits for the device."""
+        """Return (mean loss, accuracy) over all images, two Python floats: the only place that waits for the device.
+
+        accuracy: the fraction of images whose largest logit is that of their label. Read only a few values, however
+        many batches there were. More calls of update and result may follow.
+        """
         # BEGIN SOLUTION
         return self.loss_sum.item() / self.images, self.correct.item() / self.images
         # END SOLUTION
@@ -363,13 +369,13 @@ tp.check(3, RunningMetrics)
 # `model` is on `device`, the batches of `loader` are not. Go through `loader` once, call the network once a batch, and
 # return `(loss, accuracy)` over all images, two floats.
 #
-# Meanwhile the network is in eval mode and records no gradients. Afterwards, put it back into the mode it was in. Don't
-# read a value for each batch. About 10 lines.
+# Meanwhile, the network must be in eval mode and record no gradients. Afterwards, put it back into the mode it was in.
+# Don't read a value for each batch. About 10 lines.
 #
 # <details><summary>Hint</summary>
 #
 # `model.training` tells you the mode. `torch.inference_mode()` is a context manager and a decorator. `RunningMetrics`
-# counts.
+# does the counting.
 # </details>
 
 
@@ -395,7 +401,7 @@ def evaluate(model, loader, device):
 tp.check(4, evaluate)
 
 # %% [markdown]
-# ## Train, and look
+# ## The whole loop
 #
 # Here are your pieces in one loop. It reads no value before the end of an epoch.
 
@@ -444,7 +450,7 @@ report.inspection(record)
 # $$M(b) = \underbrace{M_\text{model}}_{\text{weights, gradients, optimizer}} + \;b\; \underbrace{m_\text{image}}_{\text{activations}}$$
 #
 # `run(batch_size)` trains a few steps and returns a record, or raises `torch.OutOfMemoryError`. Without a GPU it uses a
-# **pretended card**, which counts the bytes of all tensors in use.
+# **simulated card**, which counts the bytes of all tensors in use.
 
 
 # %%
@@ -497,7 +503,7 @@ def sweep(run, batch_sizes):
 tp.check(5, sweep)
 
 # %%
-larger = tp.predict("How many times as many images/s does the largest batch that fits give as the smallest?", ...)
+larger = tp.predict("By what factor does the largest batch that fits beat the smallest one in images/s?", ...)
 
 # %%
 records = sweep(run, SWEEP)
@@ -513,13 +519,13 @@ larger.shows(
 # %% [markdown]
 # A dash means out of memory.
 #
-# ### Balise 6 · The straight line of memory · further · about 11 min
+# ### Balise 6 · Memory as a straight line · further · about 11 min
 #
 # `peaks` is a dictionary `{batch size: peak memory in bytes, or None where it ran out}`, in no particular order;
 # `capacity` is the card's memory in bytes. Fit $M(b)$ by least squares to all sizes that did not run out.
 #
-# Return `(model_bytes, bytes_per_image, largest_batch)`. The last is an `int`, the largest batch that fits into
-# `capacity` by this line, and 0 if not even the model does. Leave `peaks` unchanged. About 7 lines.
+# Return `(model_bytes, bytes_per_image, largest_batch)`. The last is an `int`: the largest batch that fits into
+# `capacity` according to this line, or 0 if the model alone doesn't fit. Leave `peaks` unchanged. About 7 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -548,10 +554,10 @@ tp.check(6, memory_model)
 capacity = CARD or torch.cuda.get_device_properties(DEVICE).total_memory
 peaks = {b: found.peak_memory_bytes[0] if found else None for b, found in records.items()}
 model_bytes, bytes_per_image, largest = memory_model(peaks, capacity)
-print(f"model {measure.human_bytes(model_bytes)}, an image {measure.human_bytes(bytes_per_image)}")
+print(f"model: {measure.human_bytes(model_bytes)}, each image: {measure.human_bytes(bytes_per_image)}")
 print(f"on a card of {measure.human_bytes(capacity)} the largest batch should be {largest}")
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 shown = [
     found or measure.new_record(f"batch {b}", DEVICE, out_of_memory=True, batch_size=b)
     for b, found in sorted(records.items())
@@ -573,13 +579,13 @@ for batch_size, found in tried.items():
 #
 # ## Race
 #
-# Your step runs against the plain one, in turn, on the same network and the same random batch. The race itself waits
-# for the device only after every 20 steps.
+# Your step and the plain one take turns, on the same network and random batch. The race itself waits for the device
+# only once every 20 steps.
 
 # %%
 step_gain = tp.predict("How many times faster than the plain loop is your step, on this machine?", ...)
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 batch = random_batches(1, RACED)[0]
 batch = [tensor.pin_memory() for tensor in batch] if DEVICE.type == "cuda" else batch
 networks = [make_model().to(DEVICE) for _ in range(2)]
@@ -594,7 +600,7 @@ race = measure.race(
     calls=20,
     device=DEVICE,
 )
-why = "Without a GPU, there is nothing to run ahead of. A GPU gains the time in which it was idle, most with short kernels."
+why = "Without a GPU there is no queue, so a read costs almost nothing. A GPU gains back the time in which it was idle."
 step_gain.shows(1 / race.ratio, "× {:.2f}", why)
 race
 
@@ -627,13 +633,13 @@ gains.table()
 # With **your** `memory_model` you can compute the largest batch for cards that aren't here:
 
 # %% jupyter={"source_hidden": true}
-GIGABYTES = (16, 32, 80, 141)  # of cards in use
+CARDS = [planner.CARDS[name] for name in ("V100", "V100-32GB", "H100", "H200")]
 rows = []
 for architecture in (models.resnet18, models.resnet50, models.resnet152):
     estimated = {b: measure.estimate_memory(architecture, (3, 224, 224), b, make_optimizer).peak for b in (32, 64)}
-    rows.append((architecture.__name__, *(memory_model(estimated, size * 1e9)[2] for size in GIGABYTES)))
+    rows.append((architecture.__name__, *(memory_model(estimated, card.memory)[2] for card in CARDS)))
 print("largest batch at 224 pixels, float32 (estimate)")
-report.table({"": "{}"} | {f"{size} GB": "{:,}" for size in GIGABYTES}, rows)
+report.table({"": "{}"} | {card.name: "{:,}" for card in CARDS}, rows)
 
 # %% [markdown]
 # A real card also holds the CUDA context and scratch memory, up to a gigabyte.
@@ -641,12 +647,12 @@ report.table({"": "{}"} | {f"{size} GB": "{:,}" for size in GIGABYTES}, rows)
 # %%
 tp.progress()
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## Three questions
 #
 # <details><summary>Your profile shows 80 % loading. You double the batch size. What happens to the images per second?</summary>
 #
-# Nearly nothing. A batch of twice the size takes twice as long to load, and the device waits as before. More workers,
+# Almost nothing. A batch of twice the size takes twice as long to load, and the device waits as before. More workers,
 # faster decoding or smaller files would help.
 # </details>
 #
@@ -665,5 +671,5 @@ tp.progress()
 # ## To remember
 #
 # A device is fast when it never waits: load ahead, copy without blocking, read values once an epoch. Memory is a
-# straight line in the batch size, and two measured numbers give you the largest batch before you try it. Support claims
-# about speed with a record. Next: **mixed precision**, which makes the step shorter and the line less steep.
+# straight line in the batch size, and two measured numbers give you the largest batch before you try it. Next: **mixed
+# precision**, which makes the step shorter and the line less steep.

@@ -1,12 +1,12 @@
-# %% [markdown]
-# # Mixed precision: 16 bits where they suffice, 32 where they must be · about 95 min, core 45
+# %% [markdown] tags=["slide"]
+# # Mixed precision: 16 bits where they suffice, 32 where they're needed · about 95 min, core 45
 #
-# Most of a training step works as well with 16-bit numbers as with 32-bit ones. Some of it doesn't: small gradients
-# become zero and small updates are lost, and nothing warns you except a loss that stops falling. You write the step,
-# and what keeps it correct: **loss scaling**, **operations left in float32**, and **master weights**.
+# Most of a training step works just as well with 16-bit numbers as with 32-bit ones. Some of it doesn't: small
+# gradients become zero and small updates are lost, and nothing warns you except a loss that stops falling. You write
+# the step, and what keeps it correct: **loss scaling**, **operations left in float32**, and **master weights**.
 #
-# **What you will gain.** The activations take about half of the bytes that they take in float32, measured with your own
-# step. You bring back nearly all the gradients that float16 turns into zero.
+# **What you will gain.** The activations take about half the bytes, measured with your own step. You also save nearly
+# all the gradients that float16 would turn into zero.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
@@ -18,14 +18,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dlojz_tp import course, data, gains, measure, precision, recorded, report, scale, todo, training_run, worth
+from dlojz_tp import (
+    course, data, gains, measure, planner, precision, recorded, report, scale, todo, training_run, worth,
+)  # fmt: skip
 
 NAME = "02_mixed_precision"
 tp = course.open(NAME)
 tp
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
-# all sizes. FAST is the format in which this machine computes fastest: float32 without instructions for 16 bits
+# all sizes. FAST is the format in which this machine computes fastest: float32 if it has no 16-bit instructions
 FULL = scale() == "full"
 DEVICE = training_run.device()
 SETTING = training_run.setting()
@@ -34,7 +36,7 @@ PRODUCT = 8192 if FULL else 768  # side of the square matrices that measure the 
 SLOW_PRODUCT = 8192 if FULL else 96  # for float16, which a processor without the right units emulates
 FAST = precision.fast_dtype(DEVICE)
 PAYS = FAST.itemsize == 2
-HALF = FAST if PAYS else torch.bfloat16  # the format that is set beside float32
+HALF = FAST if PAYS else torch.bfloat16  # the format that is compared with float32
 ROUNDS = 20 if FULL else 4  # of a race between whole steps
 STEPS = 500  # of the small trainings on digits
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#999999"
@@ -45,7 +47,7 @@ BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#
 # A floating-point number has a sign, an exponent and a *mantissa*. The bits of the exponent give the **range**, the $m$
 # bits of the mantissa the **precision**: rounding has a relative error of at most $2^{-(m+1)}$.
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 FORMATS = {
     "float32": (8, 23, BLUE),
     "bfloat16": (8, 7, ORANGE),
@@ -64,7 +66,7 @@ for row, (exponent, mantissa, colour) in enumerate(FORMATS.values()):
     digits_10 = (mantissa + 1) * 0.30103
     right.text(132, row, f"{digits_10:.1f} digits", va="center", fontsize=9)
 left.set(yticks=range(3), yticklabels=FORMATS, xlabel="bits: sign, exponent, mantissa", title="Where the bits go")
-right.set(yticks=[], xlabel="log2 |x|   (pale: subnormal numbers)", title="What can be written", xlim=(-155, 178))
+right.set(yticks=[], xlabel="log2 |x|   (pale: fewer digits)", title="What each one can represent", xlim=(-155, 178))
 for axes in (left, right):
     axes.invert_yaxis()
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -72,15 +74,16 @@ right.axvspan(-60, -14, color=GREY, alpha=0.18, zorder=0)
 right.text(-37, 1.62, "small gradients", ha="center", fontsize=8)
 plt.show()
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # **bfloat16** keeps the range of float32 and gives up digits. **float16** keeps more digits, but many small gradients
 # are below its range. If the loss is multiplied by $s$, so is every gradient:
 #
 # $$\nabla_w (s\,L) = s\,\nabla_w L.$$
 #
-# This moves gradients into float16's range. They are divided by $s$ again in float32. That is *loss scaling*
+# This moves gradients into float16's range. They are then divided by $s$ in float32. That is *loss scaling*
 # (Micikevicius et al., "Mixed Precision Training", 2018).
-#
+
+# %% [markdown]
 # ## The baseline
 #
 # The backward pass needs the activations of the forward pass, so a step keeps them. How many bytes do they take in
@@ -115,13 +118,13 @@ report.table({"step": "{}", "activations": measure.human_bytes}, [("float32", in
 # ## TF32: float32 on Tensor Cores · further
 #
 # In **TF32**, numbers stay float32 in memory, and a Tensor Core rounds the factors of a product to ten bits of
-# mantissa. No byte is saved and no code changes: it is a switch, `fp32_precision`. By default, PyTorch turns it on for
-# convolutions only.
+# mantissa. That saves no memory and needs no new code: it's a switch, `fp32_precision`. By default, PyTorch turns it on
+# for convolutions only.
 
 
 # %% jupyter={"source_hidden": true}
 def to_tf32(x):
-    """The float32 tensor x, its mantissa rounded to the ten bits that TF32 keeps of 23."""
+    """The float32 tensor x, its mantissa rounded from 23 bits to TF32's ten."""
     return ((x.view(torch.int32) + (1 << 12)) & -(1 << 13)).view(torch.float32)
 
 
@@ -162,9 +165,9 @@ else:
 #
 # ### Balise 1 · A step in float16, with loss scaling · about 14 min
 #
-# The *scaled* loss goes backward. The gradients are divided by the scale before they are clipped and used by the
-# optimizer. `scaler` has the methods of `torch.amp.GradScaler`: it keeps the scale, skips the update after an overflow,
-# and adapts.
+# Call backward on the *scaled* loss. Divide the gradients by the scale before you clip them and before the optimizer
+# uses them. `scaler` has the methods of `torch.amp.GradScaler`: it keeps the scale, adapts it, and skips the update
+# after an overflow.
 #
 # Write the forward pass under autocast in float16 (`logits`), the mean cross-entropy in float32 (`loss`), the backward
 # pass, the **clipping of gradients to the global norm `max_norm`**, and the update. `model` is on `device`, in float32.
@@ -216,7 +219,7 @@ tp.check(1, fp16_step)
 # </details>
 
 
-# %% tags=["balise-2"]
+# %% tags=["balise-2", "slide-mistake=loss-in-half"]
 def bf16_step(model, images, labels, optimizer, device):
     """A step in bfloat16. images (b, 3, h, w), labels (b,). Returns loss () and logits (b, classes), detached."""
     images = images.to(device, non_blocking=True)
@@ -324,7 +327,7 @@ def lost_in_float16(gradients, s):
 tp.check(3, lost_in_float16)
 
 # %% [markdown]
-# The next cell counts them in a real step: the gradients of the weights and those that flow back from layer to layer.
+# The next cell counts lost gradients in a real step: those of weights, and those that flow back from layer to layer.
 
 # %%
 underflow = tp.predict("What % of the gradients of a step does float16 turn into zero, without a scale?", ...)
@@ -349,14 +352,14 @@ lost, infinite = zip(*(lost_in_float16(gradients, s) for s in SCALES))
 best = min(range(len(SCALES)), key=lambda k: lost[k] + 1000 * infinite[k])
 columns = {"gradients times": "2^{:.0f}", "become zero": "{:.2%}", "infinite": "{:.2%}"}
 report.table(columns, [(math.log2(SCALES[k]), lost[k], infinite[k]) for k in (2, SCALES.index(1.0), best)])
-why = "A new network has large gradients. The first row is for a loss with a small weight."
+why = "An untrained network has large gradients. The first row is for a loss with a small weight."
 underflow.shows(100 * lost[SCALES.index(1.0)], "{:.2g} %", why)
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 log2 = torch.cat([g[g != 0].abs().log2().flatten() for g in gradients])
 counts, start = torch.histc(log2, bins=60, min=-45, max=15).cpu() / log2.numel() * 100, -45
 figure, axes = plt.subplots(3, 1, figsize=(9, 5.4), layout="constrained", sharex=True, sharey=True)
-causes = {2.0**-12: "a loss of small weight", 1.0: "as they come", SCALES[best]: "scaled"}
+causes = {2.0**-12: "a loss with a small weight", 1.0: "unscaled", SCALES[best]: "scaled"}
 for row, (s, cause) in zip(axes, causes.items()):
     shift = torch.tensor(s).log2().item()
     row.bar(torch.arange(60) + start + 0.5 + shift, counts, width=1.0, color=BLUE)
@@ -394,36 +397,39 @@ axes.spines[["top", "right"]].set_visible(False)
 plt.show()
 
 # %% [markdown]
-# Whatever makes gradients smaller moves the figure to the left: a network that has nearly learned, a larger batch, a
-# loss of small weight. A scale that is too large makes the largest gradients infinite, and one infinite gradient spoils
-# the step. The range of good scales moves during training.
+# Anything that makes gradients smaller moves the bars to the left: a network that's nearly trained, a larger batch, a
+# loss with a small weight. A scale that is too large makes the largest gradients infinite, and one infinite gradient
+# spoils the step. The range of good scales moves during training.
 
 # %% [markdown]
 # ### Balise 4 · A dynamic loss scaler · further · about 21 min
 #
-# No scale fits a whole training, so it adapts. Write what `torch.amp.GradScaler` does, for one optimizer:
+# No scale fits a whole training run, so the scale adapts. Write what `torch.amp.GradScaler` does:
 #
-# - `unscale_(optimizer)`: divide `gradients` by the scale, in place. The tensor `self.found` tells whether one was
-#   infinite or NaN. It stays on the device: don't read it here.
-# - `step(optimizer)`: unscale if that hasn't happened yet. Then call `optimizer.step()`, unless a gradient was not
-#   finite. Set `self.skipped` accordingly. This is the **one value** that you may read in a step.
-# - `update()`: after a skipped step, multiply the scale by `backoff_factor`. After `growth_interval` good steps in a
-#   row, multiply it by `growth_factor` and start counting again.
+# - `unscale_`: divide `gradients`. The tensor `self.found` tells whether one was infinite or NaN.
+# - `step`: whether to skip is the **one value** that you may read in a step. Keep it in `self.skipped`.
+# - `update`: adapt `self.value`, the scale.
 #
-# About 13 lines, without `GradScaler` itself.
+# About 13 lines.
+#
+# **Write all of it:** `tp.open_task(4)` gives you only names and docstrings. Build a scaler that follows
+# `GradScaler` through every overflow, with one wait in a step.
 #
 # <details><summary>Hint</summary>
 #
-# A loop costs an operator for each parameter, and the norm of all gradients may overflow though they are finite.
-# PyTorch has one operator that divides a list of gradients in place and looks for non-finite values in a single pass:
+# A loop would run an operator for each parameter, and a norm may overflow even if all gradients are finite. PyTorch has
+# one operator that divides a list of gradients in place and looks for non-finite values in a single pass:
 # `torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse_scale)`. `found` and `inverse_scale` are
-# float32 tensors of one value on the device; `found` starts at 0 and becomes 1 if a value is not finite.
-# </details>
+# float32 tensors of one value on the device; `found` starts at 0 and becomes 1 if a value is not finite. </details>
 
 
 # %% tags=["balise-4"]
 class LossScaler:
-    """A loss scale that shrinks after an overflow and grows after a row of good steps."""
+    """A loss scale that shrinks after an overflow and grows after many good steps in a row, as GradScaler's does.
+
+    A step calls scale(loss).backward(), unscale_(optimizer) or not, step(optimizer) and update(). All of them together
+    may read one value from the device. The scale begins at init_scale and has no limits. Don't use GradScaler itself.
+    """
 
     def __init__(self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000):
         self.value, self.good_steps = init_scale, 0  # the scale; good steps in a row
@@ -432,11 +438,15 @@ class LossScaler:
         self.skipped = False  # whether step() left out the optimizer
 
     def scale(self, loss):
-        """The loss times the scale."""
+        """The loss times the scale: a new tensor with the loss's graph."""
         return loss * self.value
 
     def unscale_(self, optimizer):
-        """Divide the gradients by the scale, in place. Reads no value."""
+        """Divide the gradients of all parameter groups by the scale, in place, except those that are None.
+
+        Keep in a tensor on their device whether one was infinite or NaN, and read no value. Finite gradients may be as
+        large as 1e30. A second call before update() raises RuntimeError.
+        """
         if self.found is not None:
             raise RuntimeError("unscale_() was called already in this step: call update() first")
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -448,7 +458,7 @@ class LossScaler:
         # END SOLUTION
 
     def step(self, optimizer):
-        """Call optimizer.step() if every gradient is finite. Reads one value."""
+        """Call optimizer.step() if every gradient is finite. Reads one value. Unscales first if nobody has."""
         # BEGIN SOLUTION
         if self.found is None:
             self.unscale_(optimizer)
@@ -458,7 +468,11 @@ class LossScaler:
         # END SOLUTION
 
     def update(self):
-        """Adapt the scale, and begin a new step."""
+        """Adapt the scale, and begin a new step. Nothing else changes the scale.
+
+        After a skipped step, multiply it by backoff_factor. After growth_interval good steps in a row, multiply it by
+        growth_factor in the update of the last one, and count from 0 again.
+        """
         # BEGIN SOLUTION
         self.good_steps = 0 if self.skipped else self.good_steps + 1
         if self.skipped:
@@ -470,7 +484,7 @@ class LossScaler:
         self.found = None  # a new step begins
 
     def get_scale(self):
-        """The scale, a float."""
+        """The scale, a Python float."""
         return self.value
 
 
@@ -478,7 +492,7 @@ class LossScaler:
 tp.check(4, LossScaler)
 
 # %% [markdown]
-# Watch it search: a small network in float16, with **your** step and **your** scaler, from a scale that is far too
+# Watch **your** scaler search: a small network in float16, with **your** step, starts from a scale that is far too
 # high.
 
 # %% jupyter={"source_hidden": true}
@@ -500,7 +514,7 @@ def digit_batches(n, batch_size=128):
 
 @contextlib.contextmanager
 def one_core():
-    """Compute on one core inside: on so small a network several would spend their time waiting for each other."""
+    """Compute on one core inside: in a network this small, several cores would mostly wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -558,8 +572,8 @@ report.table({"": "{}", "1 − 1000 × 0.001": "{:.4f}"}, rows)
 # %% [markdown]
 # ### Balise 5 · The unit in the last place, and master weights · further · about 14 min
 #
-# An update counts if it is more than half of the distance to the next number, the *unit in the last place*. Otherwise a
-# second copy of the weights in float32, the *masters*, must collect what 16 bits would round away.
+# An update has an effect only if it is more than half of the distance to the next number, the *unit in the last place*.
+# So a second copy of the weights in float32, the *masters*, collects what 16 bits would round away.
 #
 # 1. `ulp(x)`: return the distance from $|x|$ to the next larger number *of its dtype*. It is
 #    $\epsilon\,2^{\lfloor\log_2 |x|\rfloor}$ with `info.eps` for $\epsilon$. Below `info.smallest_normal` it stays the
@@ -611,7 +625,7 @@ class MasterSGD:
                 # END SOLUTION
 
     def zero_grad(self):
-        """Let go of the gradients."""
+        """Drop the gradients."""
         for p in self.parameters:
             p.grad = None
 
@@ -636,14 +650,14 @@ report.table({"learning rate": "{}", "weights": "{}", "updates lost": "{:.1%}"},
 # %% [markdown]
 # ## What breaks, seen in the loss · further
 #
-# Left: a small learning rate makes small updates. Right: the loss has a weight of $2^{-18}$, as one of several terms
-# may have, and the learning rate is $2^{18}$ times larger. In float32 nothing changes.
+# On the left, the learning rate is small, so updates are small. On the right, the loss has a weight of $2^{-18}$, and
+# the learning rate is $2^{18}$ times larger: in float32 these two cancel.
 
 
 # %% jupyter={"source_hidden": true}
 @one_core()
 def fit(step, model, optimizer, steps=STEPS):
-    """The loss after each step, smoothed; model and optimizer as given."""
+    """Train `model`; return the loss of the steps, smoothed."""
     losses = [step(model, x, y, optimizer, DEVICE)[0].float() for x, y in digit_batches(steps)]
     return F.avg_pool1d(torch.stack(losses)[None].cpu(), 15, 5)[0].tolist()
 
@@ -723,8 +737,8 @@ for axis, runs, title in zip(axes, (updates, small_gradients), ("Small updates",
 plt.show()
 
 # %% [markdown]
-# Left, *digits* are missing: without masters most updates are rounded away. Right, *range* is missing: without a scaler
-# the gradients are zero. Adam breaks in one step, because its $\epsilon$ is zero in float16:
+# On the left, *digits* run out: without masters, most updates are rounded away. On the right, *range* does: without a
+# scaler, gradients are zero. Adam breaks in one step, because its $\epsilon$ is zero in float16:
 
 # %%
 model = make_small_model().half()
@@ -740,7 +754,7 @@ print(f"its eps of 1e-8 in float16: {torch.tensor(1e-8).half().item()}")
 # %% tags=["setup"]
 @dataclass(frozen=True)
 class Setup:
-    """How numbers are kept and computed with. compute differs from weights where autocast casts."""
+    """The dtypes in which numbers are kept and computed. Under autocast, compute differs from weights."""
 
     name: str
     weights: torch.dtype
@@ -757,12 +771,12 @@ SETUPS = [
 OPTIMIZERS = {"SGD": 0, "SGD, momentum": 1, "AdamW": 2}  # numbers it keeps for each parameter
 
 # %% [markdown]
-# ### Balise 6 · Bytes · further · about 14 min
+# ### Balise 6 · Count the bytes · further · about 14 min
 #
-# Does mixed precision make a model smaller? Count the bytes of one parameter. Its weight and its gradient are given.
+# Does mixed precision make a model smaller? Add up the bytes of one parameter. Its weight and gradient are given.
 #
 # 1. `bytes_per_parameter(setup, states)`: add to `parts`
-#    - `states`: the optimizer's `states` numbers, in the dtype of *what it updates*, weight or master;
+#    - `states`: the `states` numbers the optimizer keeps, in the dtype of *what it updates*, weight or master;
 #    - `masters`: a float32 copy of the weight, if the setup has them (0 if not);
 #    - `casts`: the copy that autocast makes and keeps of a weight whose dtype is not `compute`.
 # 2. `largest_model(capacity, setup, states, activations)`: the largest number of parameters (an `int`, 0 if none) that
@@ -811,10 +825,9 @@ rows = []
 for setup in SETUPS:
     for optimizer, states in OPTIMIZERS.items():
         parts = bytes_per_parameter(setup, states)
-        rows.append(
-            (setup.name, optimizer, *parts.values(), sum(parts.values()), largest_model(80e9, setup, states) / 1e9)
-        )
-columns = {"bytes a parameter": "{}", "": "{}"} | dict.fromkeys([*parts, "total"], "{}")
+        fits = largest_model(planner.H100.memory, setup, states) / 1e9
+        rows.append((setup.name, optimizer, *parts.values(), sum(parts.values()), fits))
+columns = {"bytes per parameter": "{}", "": "{}"} | dict.fromkeys([*parts, "total"], "{}")
 report.table(columns | {"billions in 80 GB": "{:.1f}"}, rows)
 
 # %%
@@ -823,7 +836,7 @@ SCALER = None if HALF is torch.bfloat16 else LossScaler()
 
 
 def half_step(model, images, labels, optimizer, device):
-    """Your step in the 16 bits of this machine: float16 needs your scaler."""
+    """Your step in this machine's 16-bit format: float16 needs your scaler."""
     if SCALER:
         return fp16_step(model, images, labels, optimizer, SCALER, device, max_norm=math.inf)  # clips nothing
     return bf16_step(model, images, labels, optimizer, device)
@@ -844,7 +857,7 @@ labels = torch.randint(CLASSES, (SETTING.batch_size,))
 
 
 def peak_of(step):
-    """Highest memory in use in a step, in bytes, after a step in float32 that makes the momentum."""
+    """(peak memory of a step in bytes, number of parameters); a float32 step comes first, to make the momentum."""
     model = training_run.make_model(CLASSES)
     optimizer = training_run.make_optimizer(model.parameters())
     training_run.plain_step(model, images, labels, optimizer, DEVICE)
@@ -856,19 +869,18 @@ def peak_of(step):
 
 peaks = {name: peak_of(step) for name, step in {"float32": training_run.plain_step, HALF_NAME: half_step}.items()}
 rows = [(name, peak, 8 * n) for name, (peak, n) in peaks.items()]
-report.table({"step": "{}", "peak": measure.human_bytes, "of it weights and momentum": measure.human_bytes}, rows)
+report.table({"step": "{}", "peak": measure.human_bytes, "of which weights and momentum": measure.human_bytes}, rows)
 why = "Only activations become smaller; autocast adds its copies of the weights."
 left.shows(100 * peaks[HALF_NAME][0] / peaks["float32"][0], "{:.0f} %", why)
 
 # %% [markdown]
-# Larger images and batches have more activations, and the peak comes closer to one half.
+# With larger images and batches, activations dominate, and the peak comes closer to one half.
 #
 # ## Measured again
 #
-# Your step in 16 bits, on the images of the baseline. The right column counts the gradients of a loss of weight
-# $2^{-12}$.
+# Here is your step in 16 bits, on the images of the baseline. The right column is for a loss with weight $2^{-12}$.
 
-# %%
+# %% tags=["slide"]
 in_half = activations_of(half_step)
 no_range = sum(((g * SCALES[2]).bfloat16() == 0).sum() - (g == 0).sum() for g in gradients if g is not None)
 rows = [
@@ -884,9 +896,9 @@ report.table(columns, rows)
 # %% [markdown]
 # ## What about time? · further
 #
-# Time depends on the processor. With AVX-512's extension for bfloat16, an instruction does twice the operations of
-# float32; with AMX, sixteen times. Without AVX-512, PyTorch has no kernel for convolutions in bfloat16 and falls back
-# to plain loops, about **ten times slower**. Autocast doesn't warn you.
+# With AVX-512's extension for bfloat16, a core does up to twice the operations of float32; with AMX, sixteen times.
+# Without AVX-512, PyTorch has no kernel for convolutions in bfloat16 and falls back to plain loops, about **ten times
+# slower**. Autocast doesn't warn you.
 
 # %%
 step_gain = tp.predict("How many times as fast is a training step in 16 bits as one in float32, on this machine?", ...)
@@ -966,13 +978,13 @@ race
 # %% [markdown]
 # ## Beyond this machine · further
 #
-# Your byte counts tell which batch fits on a card (an estimate: some activations stay in float32). The last cell
+# Your byte counts tell you which batch fits on a card (an estimate: some activations stay in float32). The last cell
 # compares your step with float32 on a **modelled** H100, which computes float32 convolutions in TF32.
 
 # %%
 from torchvision import models
 
-GIGABYTES = (16, 32, 80, 141)  # of cards in use
+CARDS = [planner.CARDS[name] for name in ("V100", "V100-32GB", "H100", "H200")]
 rows = []
 for architecture in (models.resnet18, models.resnet50):
     low, high = (
@@ -982,17 +994,17 @@ for architecture in (models.resnet18, models.resnet50):
     for setup in SETUPS[:2]:
         fixed = n * sum(bytes_per_parameter(setup, 1).values())
         each = image * bytes_per_activation(setup) / 4
-        rows.append((architecture.__name__, setup.name, *(int((size * 1e9 - fixed) / each) for size in GIGABYTES)))
-report.table({"largest batch": "{}", "estimate": "{}"} | {f"{size} GB": "{:,}" for size in GIGABYTES}, rows)
+        rows.append((architecture.__name__, setup.name, *(int((card.memory - fixed) / each) for card in CARDS)))
+report.table({"largest batch": "{}", "estimate": "{}"} | {card.name: "{:,}" for card in CARDS}, rows)
 
 # %%
 worth.table({"float32": training_run.plain_step, "your bf16_step": bf16_step}, keep=NAME)
 
 # %% [markdown]
-# ## The red thread
+# ## The shared training run
 #
-# The training run that the works on one device share: float32, then your step in 16 bits. If 16 bits cost time on this
-# machine, no row is added, and later works continue in float32.
+# All works on one device share a training run. Here it runs in float32, then with your step. If 16 bits are slower on
+# this machine, no row is added, and later works continue in float32.
 
 # %%
 if PAYS:
@@ -1004,7 +1016,7 @@ gains.table()
 # %%
 tp.progress()
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## Three questions
 #
 # <details><summary>Training in float16 skips every step, and the scale falls to zero. What is wrong?</summary>
@@ -1027,7 +1039,7 @@ tp.progress()
 #
 # ## To remember
 #
-# Autocast to bfloat16 takes three lines and needs nothing else, because weights stay in float32. It saves the bytes of
+# Autocast to bfloat16 needs one `with` block and nothing else, because weights stay in float32. It saves the bytes of
 # activations, not of the model. Whether it saves time depends on the hardware. Float16 has more digits and less range:
 # it needs a scaler, and gradients that are unscaled before anything uses them. Sums, losses and updates need float32:
 # an addition below half a unit in the last place does nothing.

@@ -1,13 +1,13 @@
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # # Tensor Cores and channels_last: work that fits the hardware · about 95 min, core 45
 #
-# On the data sheet of an A100, half precision computes sixteen times faster than single precision. No real step does.
-# The rest is lost in bytes that must be moved, in tiles that are computed and thrown away, and in images whose numbers
+# On the data sheet of an A100, half precision computes sixteen times faster than single precision. No real step gains
+# that much. Time is lost on bytes that must be moved, tiles that are computed and thrown away, and images whose numbers
 # are in the wrong order.
 #
-# **What you will gain.** Layout conversions in a training step. With channels_last images and an unprepared model, one
-# step of a ResNet-18 reorders dozens of tensors. With your code it reorders none. You also count operations per byte,
-# and the share of a product's tiles that is wasted.
+# **What you will gain.** With channels_last images and an unprepared model, one step of a ResNet-18 reorders dozens of
+# tensors. With your code it reorders none. You also count operations per byte, and the share of a product's tiles that
+# is wasted.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import math
@@ -22,7 +22,7 @@ from torchvision import models
 from dlojz_tp import (
     course, data, gains, measure, planner, precision, recorded, report, scale, todo, training_run, worth,
 )  # fmt: skip
-from dlojz_tp.checks.tensor_cores_channels_last.layouts import Layouts
+from dlojz_tp.measure.layouts import Layouts
 
 NAME = "03_tensor_cores_channels_last"
 tp = course.open(NAME)
@@ -36,9 +36,9 @@ LAYER_BATCH = 128 if FULL else 4  # images, for the layers measured one by one
 PRODUCT = 8192 if FULL else 1024  # side of the square matrices that measure the peak
 COPY = 2**28 if FULL else 2**23  # numbers in the tensor that measures the memory
 
-FAST = precision.fast_dtype(DEVICE)  # of the training run; float32 where 16 bits do not pay (see the last work)
+FAST = precision.fast_dtype(DEVICE)  # of the training run; float32 if 16 bits are slower here (see the last work)
 FAST_NAME = str(FAST).removeprefix("torch.")
-SPEED_DTYPE = FAST if DEVICE.type == "cuda" else torch.float32  # of what is measured layer by layer
+SPEED_DTYPE = FAST if DEVICE.type == "cuda" else torch.float32  # for measurements of single layers
 
 SHEETS = {  # FLOP/s, byte/s
     "V100, FP16": (planner.V100.float16, planner.V100.bandwidth),
@@ -52,8 +52,9 @@ if DEVICE.type == "cuda":
 # %% [markdown]
 # ## The baseline: conversions in a step
 #
-# A layer whose images are in one memory format and whose weights are in the other must reorder one of them first.
-# `Layouts` records each operator that copies a tensor into another order, or that gets tensors in both formats.
+# Images are stored in one of two memory formats: channel by channel (*contiguous*) or pixel by pixel (*channels_last*).
+# If a layer's images and weights differ in format, one of them must be reordered first. `Layouts` records each operator
+# that copies a tensor into another order, or that gets tensors in both formats.
 
 # %%
 asked = tp.predict(
@@ -79,7 +80,7 @@ asked.shows(
     len(careless), "{:.0f}", "The images' format spreads from layer to layer, and the weights are in the other one."
 )
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## The idea
 #
 # A kernel that does $W$ operations and moves $Q$ bytes has the *arithmetic intensity* $I = W/Q$. Computing and moving
@@ -87,10 +88,10 @@ asked.shows(
 #
 # $$\text{rate}(I) = \min(\text{peak},\ \text{bandwidth} \times I)$$
 #
-# Plotted, this is a roof. Faster number formats raise only its flat part. The corner is the *ridge point*: the
-# operations per byte below which the memory is the limit.
+# Plotted, this is a roof. Faster number formats raise only its flat part. The corner is the *ridge point*: with fewer
+# operations per byte, the memory is the limit.
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 card = planner.A100
 a100 = {"FP32": card.float32, "TF32 Tensor Cores": card.tf32, "BF16 Tensor Cores": card.bfloat16}
 print(f"estimate from the data sheet of an A100 80 GB ({card.bandwidth / 1e9:,.0f} GB/s)")
@@ -103,12 +104,12 @@ report.roofline(
 # %% [markdown]
 # ## Operations and bytes
 #
-# Compare two layers of real networks. A 3×3 convolution of 256 channels does 28 times the operations of a *depthwise*
-# one, which convolves each of 144 channels separately.
+# A 3×3 convolution of 256 channels does 28 times the operations of a *depthwise* one, which convolves each of 144
+# channels separately.
 
 # %%
 times = tp.predict(
-    "28 times the operations: how many times as long does the 3×3 layer take here as the depthwise one?", ...
+    "The first layer does 28 times the operations of the second. How many times as long does it take here?", ...
 )
 
 # %% jupyter={"source_hidden": true}
@@ -143,19 +144,19 @@ def race_layers():
 # %%
 seconds = race_layers()
 report.table({"measured here": "{}", "time": measure.human_seconds}, list(seconds.items()))
-why = "The depthwise layer moves more bytes, and waits for memory or for its start."
+why = "The depthwise layer moves more bytes, so it waits for memory, or it is too short to hide its launch."
 times.shows(seconds["3×3, 256→256"] / seconds["3×3, 144 depthwise"], "× {:.1f}", why)
 
 # %% [markdown]
-# Operations alone don't predict the time. So count both, operations and bytes.
+# Operations alone don't predict the time, so count bytes too.
 #
 # ### Balise 1 · Count operations and bytes · about 13 min
 #
 # Both functions return `(flop, n_bytes)`. A multiply-add is **two** operations. Each operand and the result are moved
-# **once**, with `itemsize` bytes an element.
+# **once**, at `itemsize` bytes per element.
 #
-# - `matmul_cost` is about an `(m, k)` matrix times a `(k, n)` matrix.
-# - `conv_cost` is about a 2-D convolution without bias, with a square kernel. With `groups`, the channels are cut into
+# - `matmul_cost` is for an `(m, k)` matrix times a `(k, n)` matrix.
+# - `conv_cost` is for a 2-D convolution without bias, with a square kernel. With `groups`, the channels are cut into
 #   groups, and each result sees only the input channels of its group.
 #
 # About 10 lines.
@@ -191,8 +192,7 @@ def conv_cost(batch, c_in, c_out, height, width, kernel, stride=1, padding=0, gr
 tp.check(1, matmul_cost, conv_cost)
 
 # %% [markdown]
-# Over the years, networks needed fewer operations an image. With **your** functions: what happened to the operations
-# *per byte*?
+# Some newer networks need far fewer operations per image. And *per byte*? **Your** functions count them:
 
 
 # %% jupyter={"source_hidden": true}
@@ -227,7 +227,7 @@ report.table({"convolutions, batch 128, bfloat16": "{}", "year": "{}", "GFLOP/im
 #
 # ### Balise 2 · The roofline · about 7 min
 #
-# What can a layer reach at best? Return the FLOP/s under the roof, the limit (`"compute"` or `"memory"`), and the
+# What can a layer reach at most? Return the FLOP/s under the roof, the limit (`"compute"` or `"memory"`), and the
 # ridge point, which is given. About 1 line.
 #
 # <details><summary>Hint</summary>
@@ -258,11 +258,11 @@ for name, cost in costs.items():
     rows.append((name, cost[0] / cost[1], *(f"{rate / 1e12:.0f} TFLOP/s, {bound}" for rate, bound in rates)))
 report.table({"estimate, batch 128": "{}", "FLOP/byte": "{:.0f}"} | dict.fromkeys(SHEETS, "{}"), rows)
 report.roofline({name: (flop / moved, None) for name, (flop, moved) in costs.items()}, SHEETS,
-                title="Estimate: what could the layers of a ResNet-50 reach?")  # fmt: skip
+                title="Estimate: what could these layers reach?")  # fmt: skip
 
 # %% [markdown]
-# With each generation the ridge point moves right: peaks grow faster than memories. And here? Your counts turn the
-# times measured above into rates.
+# With each generation the ridge point moves right, because peaks grow faster than bandwidths. Your counts also turn the
+# times measured above into rates:
 
 # %% jupyter={"source_hidden": true}
 measured = {}
@@ -302,7 +302,7 @@ chart
 #
 # - the number of tiles and the number of waves;
 # - the tile efficiency: the results wanted, divided by those computed in all tiles;
-# - the wave efficiency: the tiles, divided by the places for tiles in all waves.
+# - the wave efficiency: the tiles, divided by those that all waves have room for.
 #
 # About 5 lines.
 #
@@ -328,7 +328,7 @@ def quantization(m, n, tile_m, tile_n, n_sms):
 # %%
 tp.check(3, quantization)
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 widths = range(64, 12289, 32)
 figure, axes = plt.subplots(figsize=(8.5, 3.2), layout="constrained")
 for card, style in (("A100", "-"), ("H100 SXM", ":")):
@@ -337,14 +337,14 @@ for card, style in (("A100", "-"), ("H100 SXM", ":")):
         axes.plot(widths, [100 * of_tiles for of_tiles, _ in losses], color="0.75", lw=1, label="tiles alone")
     both = [100 * of_tiles * of_waves for of_tiles, of_waves in losses]
     axes.plot(widths, both, style, label=f"tiles and waves, {card} ({SMS[card]} SMs)")
-axes.set(xlabel="columns n of the result (2048 rows)", ylabel="part of the work that counts (%)", ylim=(0, 105))
-axes.set_title("How much of a matrix product is thrown away?")
+axes.set(xlabel="columns n of the result (2048 rows)", ylabel="useful part of the work (%)", ylim=(0, 105))
+axes.set_title("How much of the work on a matrix product is useful?")
 axes.legend(loc="lower right")
 plt.show()
 
 # %% [markdown]
-# This is a prediction by **your** function, for tiles of 128 × 256. The grey teeth are tiles, the large ones are
-# waves: one column too many can cost a whole wave. In large products the loss fades.
+# **Your** function predicts this for tiles of 128 × 256. Grey teeth come from tiles, large ones from waves: one column
+# too many can cost a whole wave.
 
 
 # %% jupyter={"source_hidden": true}
@@ -359,7 +359,7 @@ def race_products(widths, m=2048, k=4096):
 
 where, found = recorded.where(NAME), recorded.load(NAME, "saw")
 if DEVICE.type == "cuda":
-    where, found = torch.cuda.get_device_name(DEVICE), race_products(range(256, 12289, 256))
+    where, found = torch.cuda.get_device_name(DEVICE), race_products(range(256, 12289, 256) if FULL else (256, 512))
     recorded.note(NAME, "saw", found)
 if found:
     figure, axes = plt.subplots(figsize=(8.5, 2.8), layout="constrained")
@@ -372,18 +372,16 @@ if found:
 # %% [markdown]
 # ## Sizes that Tensor Cores like
 #
-# Tensor Cores prefer sizes that are multiples of 16 bytes, and on an A100 of 128 bytes: 64 numbers in half precision.
+# Tensor Cores prefer sizes that are multiples of 16 bytes, and, on an A100, of 128 bytes: 64 numbers in half precision.
 # A vocabulary of 50,257 words is a multiple of neither. So add words that don't exist.
 #
 # ### Balise 4 · Pad a linear layer · further · about 20 min
 #
-# - `padded_size(size, dtype, alignment)` returns the smallest number of elements, not below `size`, whose bytes are a
-#   multiple of `alignment`, and the fraction of work added.
-# - `PaddedLinear(linear, alignment)` is made from an `nn.Linear`. Inside, its weights are copies with `padded_size`
-#   rows: the given ones first, then zeros. Outside nothing changes: same output, shape and gradients. A layer without
-#   bias must work too.
+# `padded_size` rounds a size up. `PaddedLinear` is made from an `nn.Linear`: inside, it computes with more rows, and
+# outside, nothing changes. About 15 lines.
 #
-# About 15 lines.
+# **Write all of it:** `tp.open_task(4)` gives you only names and docstrings. Pad a layer of any dtype so that nobody
+# outside can tell.
 #
 # <details><summary>Hint</summary>
 #
@@ -395,9 +393,10 @@ if found:
 
 # %% tags=["balise-4"]
 def padded_size(size, dtype, alignment=16):
-    """Elements after padding to `alignment` bytes, and the fraction of work added, such as 0.25.
+    """(padded, added): elements after padding to `alignment` bytes, and the fraction of work added, such as 0.25.
 
-    alignment: a multiple of an element's bytes.
+    padded: the smallest number of elements, not below size, whose bytes are a multiple of alignment.
+    added: (padded - size) / size. alignment: a multiple of an element's bytes.
     """
     # BEGIN SOLUTION
     multiple = alignment // dtype.itemsize
@@ -409,7 +408,11 @@ def padded_size(size, dtype, alignment=16):
 class PaddedLinear(nn.Module):
     """Gives what `linear` gives: (..., in_features) -> (..., out_features), computed with a padded out_features.
 
-    `linear` stays unchanged, also while this layer is trained.
+    linear: an nn.Linear with or without bias. It stays unchanged, also while this layer is trained, and isn't part of
+    it. The parameters are a weight with padded_size(out_features, dtype, alignment)[0] rows and, if linear has one, a
+    bias of that length. They are made once, with linear's dtype and device ("meta" too): copies of its values, then
+    zeros, which stay zero in training. forward computes with all rows and returns the first out_features columns. The
+    output, and the gradients of x and of the given rows, are those of linear.
     """
 
     def __init__(self, linear, alignment=16):
@@ -446,8 +449,8 @@ report.table({"size in bfloat16": "{:,}", "to 16 bytes": "{:,}", "work": "{:+.2%
               "work ": "{:+.2%}"}, [padding_row(size) for size in (10, 100, 1000, 30522, 50257)])  # fmt: skip
 
 # %% [markdown]
-# Padding costs next to nothing for large sizes. Here is a **modelled** card, where a product of odd sizes runs at half
-# the speed by assumption:
+# Padding costs next to nothing for large sizes. A **modelled** card runs a product of odd sizes at a third of the speed,
+# as published for nanoGPT:
 
 
 # %%
@@ -461,29 +464,80 @@ def output_layer(device, wrap=None):
 worth.calls({"50,257 words": output_layer, "padded": lambda device: output_layer(device, PaddedLinear)})
 
 # %% [markdown]
+# ## Three colours, and time steps · further
+#
+# An image has 3 channels. NVIDIA's guide pads the *first convolution* to 4 if its stride is 2. A *recurrent* layer
+# takes its time steps in turn. Yet its products with the inputs don't wait for each other, so cuDNN computes them all
+# as one product. **Your** functions count what both change:
+
+
+# %% jupyter={"source_hidden": true}
+ROWS, UNITS, TIMES = (64, 1024, 100) if FULL else (16, 512, 32)  # of an LSTM: sequences, hidden size, time steps
+COLOURS = LAYERS["7×7, 3→64, stride 2"]
+
+
+def make_products(joined):
+    """A function that multiplies the inputs of all time steps by an LSTM's weights, in one product or in turn."""
+    kind = {"dtype": SPEED_DTYPE, "device": DEVICE}
+    inputs, weights = torch.randn(TIMES, ROWS, UNITS, **kind), torch.randn(UNITS, 4 * UNITS, **kind)
+    together = inputs.view(-1, UNITS)
+    return lambda: together @ weights if joined else [x @ weights for x in inputs]
+
+
+one = matmul_cost(ROWS, 4 * UNITS, UNITS, 2)
+kinds = {
+    "first convolution, 3 channels": (conv_cost(LAYER_BATCH, *COLOURS, 2), make_layer(*COLOURS)),
+    "4 channels": (conv_cost(LAYER_BATCH, 4, *COLOURS[1:], 2), make_layer(4, *COLOURS[1:])),
+    f"LSTM's inputs, {TIMES} steps in turn": ([TIMES * part for part in one], make_products(joined=False)),
+    "one product": (matmul_cost(TIMES * ROWS, 4 * UNITS, UNITS, 2), make_products(joined=True)),
+}
+took = measure.race({name: run for name, (_, run) in kinds.items()}, repeats=7, warmup=2, device=DEVICE).medians
+rows = []
+for name, (cost, _) in kinds.items():
+    rate = roofline(*cost, *SHEETS["A100, BF16"])[0]
+    rows.append((name, cost[0] / 1e9, cost[1] / 1e6, cost[0] / cost[1], cost[0] / rate, took[name]))
+report.table({"bfloat16": "{}", "GFLOP": "{:.2f}", "MB": "{:.1f}", "FLOP/byte": "{:.0f}",
+              "A100, at its roof (estimate)": measure.human_seconds,
+              f"measured here, {str(SPEED_DTYPE).removeprefix('torch.')}": measure.human_seconds}, rows)  # fmt: skip
+
+# %% [markdown]
+# <details><summary>What the table shows, and sizes for recurrent layers</summary>
+#
+# The fourth channel costs a third more operations, but hardly more bytes. In return, Tensor Cores can load the pixels. A
+# CPU has no such rule, so there it is only more work. The LSTM's weights are read again in each step; one product reads
+# them once.
+#
+# The products with the *state* must run in turn. A *persistent* kernel keeps their weights on the chip, so they are
+# read once, too. NVIDIA's *Recurrent Layers User's Guide* asks for batches and hidden sizes that are multiples of 8 in
+# FP16 and of 4 in TF32, preferably of 64, ideally of 256. On a V100, a batch above 128 and a hidden size above 256 make
+# the products compute-bound. The persistent kernel takes only FP16, with hidden sizes in multiples of 32 and batches in
+# multiples of 8.
+# </details>
+
+# %% [markdown]
 # ## The order of numbers in memory
 #
 # A batch of images has four indices: image N, channel C, row H, column W. *Contiguous* (NCHW) memory has all columns
 # of a row side by side, channel after channel. *channels_last* (NHWC) has all channels of a pixel side by side. A
 # convolution sums over channels, so in channels_last a 1×1 convolution is a matrix product, pixels times channels.
-# That is what cuDNN's Tensor Core kernels compute. A tensor's **strides** say how far apart in memory neighbours of an
-# index are.
+# That is what cuDNN's Tensor Core kernels compute. A tensor's **strides** say how far you move in memory when an index
+# grows by one.
 #
 # ### Balise 5 · Two memory formats, by hand · further · about 15 min
 #
 # - `strides_of(shape, channels_last)`: the four strides, in the order N, C, H, W, of a new tensor of that shape;
 # - `formats_of(shape, strides)`: the formats, out of `"contiguous"` and `"channels_last"`, that the strides fit. The
 #   set may be empty or have both, since the stride of a dimension of size 1 is never used;
-# - `channels_last_copy(x)`: the same values in channels_last, without asking for a `memory_format`, and moving each
-#   element once at most.
+# - `channels_last_copy(x)`: the same values in channels_last, without using `memory_format`, and moving each element at
+#   most once.
 #
 # About 15 lines.
 #
 # <details><summary>Hint</summary>
 #
-# The dimension that varies fastest has stride 1, the next one the size of that, and so on: in channels_last C, then W,
-# H, N. For the copy: `x.permute(0, 2, 3, 1)` shows the images as (N, H, W, C), and `.contiguous()` moves the elements;
-# which permutation leads back?
+# The dimension that varies fastest has stride 1. Each further stride is the previous stride times the previous size. In
+# channels_last the order is C, W, H, N. For the copy: `x.permute(0, 2, 3, 1)` shows the images as (N, H, W, C), and
+# `.contiguous()` moves the elements; which permutation leads back?
 # </details>
 
 
@@ -578,7 +632,7 @@ print(*conversions(Given().to(memory_format=torch.channels_last), *tiny), sep="\
 # %% [markdown]
 # ### Balise 6 · No conversion left in the step · about 16 min
 #
-# Mend the network: same parameters, same numbers, no conversion.
+# Fix the network: same parameters, same numbers, no conversion.
 #
 # - `Mended`: rewrite `norm(x)`, `blur(x)` and `forward(images)`;
 # - `prepare(model)`: put all parameters and buffers of 4 dimensions into channels_last;
@@ -595,9 +649,9 @@ print(*conversions(Given().to(memory_format=torch.channels_last), *tiny), sep="\
 # </details>
 
 
-# %% tags=["balise-6"]
+# %% tags=["balise-6", "slide-mistake=view-fails"]
 class Mended(Given):
-    """Given, without layout conversions when its images and parameters are in channels_last."""
+    """The same as Given, without layout conversions when its images and parameters are in channels_last."""
 
     def norm(self, x):
         # BEGIN SOLUTION
@@ -643,10 +697,9 @@ tp.check(6, Mended, prepare, to_device)
 # %% [markdown]
 # ## Measured again
 #
-# Here is the baseline's count with your `prepare` and `to_device`. The one conversion, that of the images, happens in
-# `to_device`, before the step.
+# Here is the count with your `prepare` and `to_device`, which converts the images before the step.
 
-# %%
+# %% tags=["slide"]
 batch = to_device(small_images, small_labels, torch.device("cpu"))
 mine = conversions(prepare(models.resnet18(num_classes=10)), *batch)
 counts = {
@@ -657,7 +710,7 @@ counts = {
 report.table({"network": "{}", "conversions in a step": "{}"}, [(name, len(found)) for name, found in counts.items()])
 
 # %% [markdown]
-# Now the training run from the end of the last work, in both formats. A processor's library reorders images anyway,
+# Now the training run from the end of the last work, in both formats. On a CPU, convolutions reorder images anyway,
 # into blocks of channels, so these seconds say nothing about a GPU.
 
 # %%
@@ -680,7 +733,7 @@ report.compare([before, after])
 # %% [markdown]
 # ## Race
 #
-# One step on a batch that is already on the device. The channels_last candidates convert their images in each step.
+# Each candidate does a step on a batch that is already on the device. Those in channels_last convert it in each step.
 
 # %% jupyter={"source_hidden": true}
 size = training_run.setting()
@@ -701,7 +754,7 @@ def candidate(step, channels_last):
 
 
 # %%
-steps = {FAST_NAME: training_run.mixed_step, "float32": training_run.plain_step}  # one, where FAST is float32
+steps = {FAST_NAME: training_run.mixed_step, "float32": training_run.plain_step}  # only one if FAST is float32
 formats = {"channels_last": True, "contiguous": False}
 result = measure.race(
     {f"{name}, {how}": candidate(step, last) for name, step in steps.items() for how, last in formats.items()},
@@ -714,7 +767,7 @@ result
 
 # %% [markdown]
 # On a GPU, cuDNN's Tensor Core kernels want channels_last and reorder anything else. Plain float32 kernels also exist
-# for contiguous images. On a **modelled** card, your step at full size:
+# for contiguous images. Here is your step at full size, on a **modelled** card:
 
 # %% jupyter={"source_hidden": true}
 found = recorded.load(NAME, "formats")
@@ -730,8 +783,8 @@ worth.table(
 # %% [markdown]
 # ## Past this machine · further
 #
-# What would reordering cost at most? With **your** functions: all convolutions of a network, forward, each at its
-# roof; then the same with input and output of each read and written once more. This *estimate* is an upper bound.
+# What would reordering cost at most? **Your** functions give an *estimate*. *Computing* is the forward pass of all
+# convolutions, each at its roof. *Converting* reads and writes each input and output once more: an upper bound.
 
 
 # %%
@@ -751,8 +804,8 @@ rows = [(name, *sum((milliseconds(layers, *s) for s in SHEETS.values()), ())) fo
 report.table({"estimate": "{}"} | columns, rows)
 
 # %% [markdown]
-# On all three cards, conversions would take longer than the work itself, except in VGG-16, which computes most for
-# each byte.
+# On all three cards, conversions would take longer than the work itself, except in VGG-16, which does the most
+# operations per byte.
 
 # %%
 tp.progress()
@@ -761,16 +814,16 @@ tp.progress()
 print(gains.expected(NAME))
 gains.table()
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## Three questions
 #
-# <details><summary>A layer does 30 operations a byte. The next GPU has Tensor Cores of twice the speed and the same memory. How much faster is the layer?</summary>
+# <details><summary>A layer does 30 operations per byte. The next GPU has Tensor Cores twice as fast and the same memory. How much faster is the layer?</summary>
 #
-# Not at all. On an A100 its limit is the memory already (ridge point 153 in half precision). Fusing it with the next
+# Not at all. On an A100, memory already limits it (ridge point 153 in half precision). Fusing it with the next
 # layer, so that fewer bytes are moved, would help.
 # </details>
 #
-# <details><summary>You replace a 3×3 convolution of 256 channels by a depthwise one: a 256th of the operations. The layer gets faster, but not nearly 256 times. Why?</summary>
+# <details><summary>You replace a 3×3 convolution of 256 channels by a depthwise one, with a 256th of the operations. The layer gets faster, but not nearly 256 times. Why?</summary>
 #
 # It moves nearly the same bytes: images in, images out. The layer was compute-bound and is now memory-bound, so it
 # takes as long as its bytes take.
@@ -784,6 +837,6 @@ gains.table()
 #
 # ## To remember
 #
-# Operations per byte decide whether a faster peak helps: count both before you buy or rewrite. Sizes that are
-# multiples of 64 are aligned and cost little. Memory order is a promise that the whole step has to keep: convert the
+# Operations per byte decide whether a faster peak helps: count both before you buy or rewrite. Padding sizes to
+# multiples of 64 aligns them and costs little. Memory order is a promise that the whole step has to keep: convert the
 # model once and each batch once, then count what is left. Next: **the profiler**.

@@ -1,12 +1,12 @@
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # # The profiler: find out before you change · about 110 min, core 55
 #
 # A training loop is slow, and everybody has an opinion on why. A profiler has measurements. You'll record a training
 # loop, read from the trace where time and memory go, and find every place where the processor waits for the device.
 # Then you'll fix three slow loops.
 #
-# **What you will gain**, counted in one training step: about a third of the *operators* and not a single *wait*. That means more
-# images a second, on this machine too. First, the run as somebody left it.
+# **What you will gain.** A training step with about a third of the *operators* and without a single *wait*. That means
+# more images a second, on this machine too. First, here is the run as a colleague left it.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import os
@@ -40,7 +40,7 @@ CLASSES = len(data.image_set().classes)
 BATCH = training_run.setting().batch_size
 SIZE = training_run.setting().image_size  # pixels of a side
 ACTIVE = 6 if FULL else 3  # steps that the profiler records
-MAX_NORM = 5.0  # gradients longer than this are shortened
+MAX_NORM = 5.0  # gradients with a larger norm are clipped
 HALF = precision.fast_dtype(DEVICE) == torch.bfloat16  # is bfloat16 faster here? (float16 would need loss scaling)
 kept = tempfile.TemporaryDirectory(prefix="profiles-")  # private: a trace holds paths, names of functions and shapes
 FOLDER = Path(kept.name)
@@ -76,7 +76,7 @@ def slow_a(images, contrast):
 
 # %% tags=["setup"]
 def hesitant_step(model, images, labels, optimizer, device):
-    """One step; images with label -1 do not count. Returns loss, right answers, gradient length: numbers."""
+    """One step; images with label -1 do not count. Returns loss, right answers, gradient norm: numbers."""
     images, labels = images.to(device), labels.to(device)
     shift = 0.4 * torch.rand(len(images)).to(device) - 0.2
     logits = model(images + shift[:, None, None, None])
@@ -136,15 +136,16 @@ print(f"on {DEVICE}: {before.images_per_second:,.1f} images/s")
 print(gains.expected(NAME))
 
 # %% [markdown]
-# This is the training run of the previous works plus what somebody has added: each image gets its own contrast, each batch is
-# shifted a little, long gradients are shortened, numbers are shown, and last week's search for a NaN is still on. The
-# cell with the contrast, `slow_a`, is collapsed. Leave it closed: later you'll find out from a profile alone why it's
-# slow.
-#
+# This is the training run of the previous works plus what your colleague has added: each image gets its own contrast
+# and brightness, large gradients are clipped, each step returns three numbers, and last week's search for a NaN is
+# still on. The cell with the contrast, `slow_a`, is collapsed. Leave it closed: later you'll find out from a profile
+# alone why it's slow.
+
+# %% [markdown] tags=["slide"]
 # ## The idea
 #
-# On a GPU the processor doesn't compute. It runs your Python code and *queues* kernels, and the device works through
-# the queue, on several streams in parallel. The device is busy while at least one kernel or copy runs:
+# With a GPU, the processor doesn't do the computing. It runs your Python code and *queues* kernels, and the device
+# works through the queue, on several streams in parallel. The device is busy while at least one kernel or copy runs:
 #
 # $$\text{busy} = \frac{1}{T}\;\Bigl|\,\bigcup_i\,[\,b_i,\ e_i\,]\,\Bigr|$$
 #
@@ -198,9 +199,9 @@ def legend(figure, *names):
                   frameon=False, fontsize=8)  # fmt: skip
 
 
-# %% jupyter={"source_hidden": true}
-pictures = {"hesitant: waits to load, waits to copy, reads a value in each step (generated)": "hesitant",
-            "flowing: does none of these (generated)": "flowing"}  # fmt: skip
+# %% tags=["slide"] jupyter={"source_hidden": true}
+pictures = {"hesitant: waits for each batch and each copy, reads a value in each step (generated)": "hesitant",
+            "flowing: without these waits (generated)": "flowing"}  # fmt: skip
 figure, panels = plt.subplots(2, 1, figsize=(9, 4.2), layout="constrained", sharex=True)
 for axes, (title, kind) in zip(panels, pictures.items()):
     draw(axes, generated(kind, steps=4), title)
@@ -209,7 +210,7 @@ legend(figure, "loading", "forward", "backward", "optimizer", "wait", "kernel", 
 plt.show()
 
 # %% [markdown]
-# White on a stream's row is time you paid for and didn't use. The processor waits in both pictures: in the upper
+# White gaps in a stream's row are time you paid for and didn't use. The processor waits in both pictures: in the upper
 # one for a value, while the queue is empty; in the lower one because the queue is full.
 #
 # ## A profiled loop
@@ -225,7 +226,7 @@ plt.show()
 # ```
 #
 # - **A schedule** says which steps are recorded. One step warms up, because the profiler's own start costs time. The
-#   profiler can't see your steps: call its `step()` at the end of each.
+#   profiler can't see where your steps end: call its `step()` at the end of each.
 # - **Labels**: everything inside `with record_function("loading"):` has this name in the trace. Write the other three;
 #   `"optimizer"` covers the update *and* clearing the gradients.
 #
@@ -233,8 +234,8 @@ plt.show()
 #
 # <details><summary>Hint</summary>
 #
-# `schedule(wait=…, warmup=…, active=…, repeat=…)` makes a schedule. Without `repeat=1`, waiting, warming up and recording
-# start again, and the trace is overwritten.
+# `schedule(wait=…, warmup=…, active=…, repeat=…)` makes a schedule. Without `repeat=1`, waiting, warming up and
+# recording start again, and the trace is overwritten.
 # </details>
 
 
@@ -367,28 +368,29 @@ peak.shows(
 # %% [markdown]
 # Each step is a hill. If the valleys rise from step to step, memory leaks.
 #
-# ## Which operators cost · further
+# ## Which operators cost most · further
 #
 # ### Balise 2 · The most expensive operators · further · about 9 min
 #
 # Operators call operators. **Total** time includes that of the inner operators, so a sum of totals counts time twice.
-# **Self** time doesn't:
+# **Self** time excludes inner operators:
 #
 # ```
 # aten::linear   |------------------------|     total 10, self 2
 #   aten::addmm     |------------------|        total 8,  self 8
 # ```
 #
-# Each row of `averages`, from `profiler.key_averages()`, has a name `key`, a number of calls `count`, and summed times: `self_cpu_time_total` and
-# `self_device_time_total`. The rows that are operators, not labels or kernels, are selected for you.
+# Each row of `averages`, from `profiler.key_averages()`, has a name `key`, a number of calls `count`, and summed times:
+# `self_cpu_time_total` and `self_device_time_total`. The rows that are operators, not labels or kernels, are selected
+# for you.
 #
 # Return the `k` most expensive operators on `device` as `(name, calls, share)`, the most expensive first. `share`,
 # between 0 and 1, is the part of the time that you'd save if this operator took none. About 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `getattr(row, "self_cpu_time_total")` reads an attribute by its name. `sorted(rows, key=…, reverse=True)` leaves `rows`
-# unchanged. The sum is over *all* operators, not just these k.
+# `getattr(row, "self_cpu_time_total")` reads an attribute by its name. `sorted(rows, key=…, reverse=True)` leaves
+# `rows` unchanged. The sum is over *all* operators, not just these k.
 # </details>
 
 
@@ -428,9 +430,9 @@ axes.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# A network of this size runs about twenty convolutions a step, so operators called hundreds of times come from somewhere else. With
-# `with_stack=True` the profiler also records each operator's call stack (this costs time, so switch it off when you
-# measure speed):
+# A network of this size runs about twenty convolutions a step, so operators called hundreds of times come from
+# somewhere else. With `with_stack=True` the profiler also records each operator's call stack (this costs time, so
+# switch it off when you measure speed):
 
 
 # %% jupyter={"source_hidden": true}
@@ -455,10 +457,10 @@ for (operator, function), calls in callers(stacks):
 # %% [markdown]
 # ## Waits that nobody sees
 #
-# Three things make the processor wait for the device: reading a value (`.item()`, `print`, `if tensor:`), a result whose size
-# depends on values (`nonzero`, a mask as an index), and a blocking copy between the two. The code shows none of them.
-# But every operator passes through PyTorch's *dispatcher*, where a `TorchDispatchMode` can look at it. The given
-# `makes_wait(func, args, kwargs)` says whether an operator waits.
+# Three things make the processor wait for the device: reading a value (`.item()`, `print`, `if tensor:`), a result
+# whose size depends on values (`nonzero`, a mask as an index), and a blocking copy between processor and device. They
+# look harmless. But every operator passes through PyTorch's *dispatcher*, where a `TorchDispatchMode` can look at it.
+# The given `makes_wait(func, args, kwargs)` says whether an operator waits.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 READS = {"_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2",
@@ -482,8 +484,8 @@ def makes_wait(func, args, kwargs):
 # %% [markdown]
 # ### Balise 3 · Find the waits · about 10 min
 #
-# A `TorchDispatchMode` is a context manager. Inside it, each operator arrives at `__torch_dispatch__`, which runs it and returns
-# its result.
+# A `TorchDispatchMode` is a context manager. Inside it, each operator arrives at `__torch_dispatch__`, which runs it
+# and returns its result.
 #
 # If an operator waits, append the pair (operator, **source line** to blame) to `self.found`. The call stack holds
 # your lines and PyTorch's:
@@ -543,7 +545,7 @@ def find_waits(step):
 
 
 # %%
-waits = tp.predict("How many times does one step of the run as found wait?", ...)
+waits = tp.predict("How many waits are there in one step of the run as found?", ...)
 
 # %%
 found = second_step(newcomer_step, WaitFinder()).found
@@ -553,28 +555,28 @@ waits.shows(len(found), "{:.0f}", "The search for a NaN reads a value after ever
 numbers = find_waits(hesitant_step), find_waits(newcomer_step)
 
 # %% [markdown]
-# Here everything is on one device, so copies *to* the device don't show; the next check looks at them too. On a GPU,
-# `torch.cuda.set_sync_debug_mode("warn")` warns about most waits.
+# Without a GPU everything is on one device, so copies *to* the device don't show; the next check looks at them too. On
+# a GPU, `torch.cuda.set_sync_debug_mode("warn")` warns about most waits.
 #
-# ### Balise 4 · Remove them · about 16 min
+# ### Balise 4 · Remove the waits · about 16 min
 #
 # Rewrite `hesitant_step` (above) so that nothing waits. Go through the lines that your finder named, and the copies:
 #
 # - **copies** to the device must not block; draw **the shift** on the device that uses it;
-# - **the loss** leaves out images with label -1, but not by a mask;
-# - **the length of the gradients**: shorten them to `MAX_NORM` without an `if`;
+# - **the loss** leaves out images with label -1, but without a mask;
+# - **the norm of the gradients** (their length): clip them to `MAX_NORM` without an `if`;
 # - **the right answers**: can an image with label -1 be among them at all?
 #
-# Return loss, right answers and length as tensors. About 10 lines.
+# Return loss, right answers and norm (before clipping) as tensors. About 10 lines.
 #
 # <details><summary>Hint</summary>
 #
 # `non_blocking=True`; `device=device`; `F.cross_entropy` has an `ignore_index`; `torch.nn.utils.clip_grad_norm_`
-# shortens the gradients and returns their earlier length without reading a value.
+# clips the gradients and returns their norm before clipping, without reading a value.
 # </details>
 
 
-# %% tags=["balise-4"]
+# %% tags=["balise-4", "slide-mistake=mask-as-index"]
 def flowing_step(model, images, labels, optimizer, device):
     """hesitant_step without a wait. Returns loss, right answers and norm of the gradients: tensors () on the device.
 
@@ -604,7 +606,7 @@ left = find_waits(flowing_step)
 # %% [markdown]
 # ## How busy is the device?
 #
-# ### Balise 5 · The busy part of the device, and its gaps · further · about 14 min
+# ### Balise 5 · Find the busy time and the gaps · further · about 14 min
 #
 # Now the formula $|\bigcup_i [b_i, e_i]| / T$. Kernels on several streams overlap, so you can't add up their lengths.
 # Overlapping time counts **once**:
@@ -616,16 +618,18 @@ left = find_waits(flowing_step)
 #             first                          gap       last
 # ```
 #
-# Given: `first` and `last`, the start and end of the recorded steps in microseconds, and `work`, the device's events.
+# Given: `first` and `last`, the start and end of the window in microseconds, and `work`, the device's events.
 #
-# Write `gaps`, all intervals `(begin, end)` between `first` and `last` in which the device does nothing, and `idle`, their total length. There may
-# be a gap at the very beginning, at the very end, or nothing but one gap. About 7 lines.
+# Write `gaps` and `idle`, their total length. About 7 lines.
+#
+# **Write all of it:** `tp.open_task(5)` gives you only the name and the docstring. Read from any trace how busy the
+# device is, and when it isn't.
 #
 # <details><summary>Hint</summary>
 #
-# Clip each event to `first` and `last`, sort by begin, and walk through them, keeping the end of the busy time so far.
-# An interval that begins later leaves a gap; one that ends earlier changes nothing. An empty interval at `last` closes
-# the list.
+# Clip each event to `first` and `last`, sort by start, and walk through them, keeping the end of the busy time so far.
+# An interval that begins later leaves a gap; one that ends earlier changes nothing. Append an empty interval at
+# `last` to catch a final gap.
 # </details>
 
 
@@ -633,7 +637,15 @@ left = find_waits(flowing_step)
 def device_busy(trace):
     """(share of the window in which the device works, gaps [(begin, end)] in microseconds, longest first).
 
-    An event begins at e["ts"] and takes e["dur"] microseconds. What lies outside first ... last does not count.
+    trace: a Chrome trace as json.load returns it; it stays unchanged. trace["traceEvents"] is a list of dictionaries in
+    no particular order. Only events e with e["ph"] == "X" count, and even these may lack "cat". They begin at e["ts"]
+    and take e["dur"] microseconds.
+
+    The window goes from the start of the first step to the end of the last. A step's cat is "user_annotation", and its
+    name begins with "ProfilerStep". The device works during events of cat "kernel", "gpu_memcpy" and "gpu_memset", on
+    any stream. Time that overlaps counts once, and time outside the window doesn't count.
+    gaps: every interval of the window without work, also at its start and its end, on the trace's clock; none is empty.
+    Without any work, the share is 0, and the window is one gap.
     """
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     steps = [e for e in events if e.get("cat") == "user_annotation" and e["name"].startswith("ProfilerStep")]
@@ -655,10 +667,11 @@ def device_busy(trace):
 tp.check(5, device_busy)
 
 # %% [markdown]
-# Your run, with its four longest gaps shaded. Without a GPU the processor is the device, and operators stand in for kernels.
+# Here is your run, with its four longest gaps shaded. Without a GPU the processor is the device, and operators stand
+# in for kernels.
 
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 def of_operators(trace):
     """The trace of a processor, with its operators in place of kernels; overlapping ones count once, as kernels do."""
     place = {"cat": "kernel", "args": {"lane": "operators"}}
@@ -668,7 +681,7 @@ def of_operators(trace):
 own = trace if DEVICE.type == "cuda" else of_operators(trace)
 busy, gaps = device_busy(own)
 for begin, end in gaps[:4]:
-    print(f"a gap of {(end - begin) / 1000:6.2f} ms, at its start the processor is in: {label_at(trace, begin / 1000)}")
+    print(f"a gap of {(end - begin) / 1000:6.2f} ms; at its start the processor is in: {label_at(trace, begin / 1000)}")
 if DEVICE.type == "cuda":
     recorded.note(NAME, "busy", {"as found": busy})
 pretended = generated("hesitant", steps=4)
@@ -683,14 +696,13 @@ if found := recorded.load(NAME, "busy"):
     print(f"recorded on {recorded.where(NAME)}: busy {found['as found']:.0%}")
 
 # %% [markdown]
-# A busy device may still be badly used: a kernel on a single SM counts as busy. But an idle one is certainly not well used,
-# and the label above a gap says what the processor was doing meanwhile.
+# A busy device may still be poorly used: a kernel on a single SM counts as busy. The label above a gap says what the
+# processor was doing meanwhile.
 #
 # ## Three slow loops
 #
-# A is the contrast from the beginning, B computes a validation loss, C trains. Each is slow for a different reason. Their
-# code is collapsed: **leave it closed**, and work from a profile of each at two sizes. The possible ailments are listed
-# in `AILMENTS`.
+# A is the contrast from the beginning, B computes a validation loss, C trains. Each has a different ailment. Their code
+# is collapsed: **leave it closed**, and work from a profile of each at two sizes. `AILMENTS` lists the possible ones.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 AILMENTS = ("values are read", "many tiny operators", "a graph is kept", "debugging is on", "work is done twice",
@@ -728,7 +740,7 @@ def slow_c(model, batches, optimizer):
 # %% tags=["setup"] jupyter={"source_hidden": true}
 small = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 10))
 some = [(torch.randn(8, 3, 8, 8, device=DEVICE), torch.randint(10, (8,), device=DEVICE)) for _ in range(8)]
-# operators that compute nothing
+# operators that we leave out: they are part of any run, or compute nothing
 DULL = {"as_strided", "as_strided_", "empty", "empty_like", "empty_strided", "resize_", "fill_", "copy_", "_to_copy", "to",
         "detach", "resolve_conj", "unsqueeze", "select", "conv2d", "_convolution", "cat", "narrow"}  # fmt: skip
 
@@ -772,27 +784,29 @@ table(slow_a, slow_b, slow_c)
 print(*AILMENTS, sep="; ")
 
 # %% [markdown]
-# ### Balise 6 · Name the ailment, and mend it · further · about 14 min
+# ### Balise 6 · Name each ailment, then fix it · further · about 14 min
 #
-# **First** write `diagnosis()`: `{"A": …, "B": …, "C": …}`, each one of `AILMENTS`. What grows with the input? Which operators don't belong
-# there? Careful with C: a value is read there, but what reads it, and why? The check looks at your diagnosis first.
+# **First** write `diagnosis()`: `{"A": …, "B": …, "C": …}`, each one of `AILMENTS`. What grows with the input? Which
+# operators don't belong there? Careful with C: a value is read there, but what reads it, and why? The check looks at
+# your diagnosis first.
 #
 # **Then** open the cells and fix the loops: same results, no new ailment. About 7 lines in all.
 #
-# <details><summary>What the mended loops must do (this gives the diagnosis away, so write yours first)</summary>
+# <details><summary>What the fixed loops must do (this gives the diagnosis away, so write yours first)</summary>
 #
-# - A: each channel of each image is changed about its own mean, then limited to ±3. The number of operators doesn't
+# - A: each channel of each image is scaled about its own mean, then limited to ±3. The number of operators doesn't
 #   depend on any size;
-# - B: nobody calls backward here, so autograd has nothing to record (reading a value in each round would be a new ailment);
-# - C: `train_through`, with the debugging off, even if somebody switched it on *before* the call; afterwards it is
-#   restored, `check_nan` too.
+# - B: nobody calls backward here, so autograd doesn't need to record (reading a value in each round would be a new
+#   ailment);
+# - C: `train_through`, with debugging off, even if somebody switched it on *before* the call. Afterwards restore
+#   it, `check_nan` too.
 # </details>
 #
 # <details><summary>Hint</summary>
 #
-# A value that is not equal to itself is a NaN. A: `mean(dim=…, keepdim=True)` keeps the averaged dimensions, with size 1; a
-# factor for each image has the shape `(b, 1, 1, 1)`. B: two context managers switch recording off; use either. C: the
-# switch is global; `set_detect_anomaly` is a function and a context manager.
+# A value that is not equal to itself is a NaN. A: `mean(dim=…, keepdim=True)` keeps the averaged dimensions, with size
+# 1; a factor for each image has the shape `(b, 1, 1, 1)`. B: two context managers switch recording off; use either. C:
+# the switch is global; `set_detect_anomaly` is a function and a context manager.
 # </details>
 
 
@@ -805,7 +819,7 @@ def diagnosis():
 
 
 def mended_a(images, contrast):
-    """slow_a, mended: images (b, c, h, w), contrast (b,) -> (b, c, h, w). Any size takes equally many operators."""
+    """slow_a, mended: images (b, c, h, w), contrast (b,) -> (b, c, h, w). The same number of operators for any size."""
     # BEGIN SOLUTION
     mean = images.mean(dim=(2, 3), keepdim=True)
     return ((images - mean) * contrast[:, None, None, None] + mean).clamp(-3, 3)
@@ -855,7 +869,7 @@ report.table(
 )
 
 # %% [markdown]
-# ## Small items · further
+# ## Small savings · further
 #
 # ### Balise 7 · No bias before a batch norm · further · about 9 min
 #
@@ -863,10 +877,11 @@ report.table(
 #
 # $$(x + b) - \overline{(x + b)} = x - \bar x$$
 #
-# Such a bias is read, added, differentiated (a sum over all pixels) and updated for nothing. `without_bias` removes it from each convolution, and each linear
-# layer on `(n, features)`, directly before a batch norm. The code that finds these pairs is given. Write what happens
-# to one: the model must compute the same afterwards, in training **and in eval mode**. There the batch norm subtracts a
-# stored mean, `norm.running_mean`, which was learnt with the bias. About 3 lines.
+# Such a bias is read, added, differentiated (a sum over all pixels) and updated for nothing. `without_bias` removes it
+# from each convolution, and each linear layer on `(n, features)`, directly before a batch norm. The code that finds
+# these pairs is given. Write what happens to one: the model must compute the same afterwards, in training **and in eval
+# mode**. There the batch norm subtracts a stored mean, `norm.running_mean`, which was learnt with the bias. About 3
+# lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -919,15 +934,15 @@ with torch.no_grad():
 print(f"after your function: {biases(vgg)}; largest difference {difference:.1e} of {expected.abs().max():.1e}")
 
 # %% [markdown]
-# ### Balise 8 · The longest batch first, and does the autotuner pay? · further · about 12 min
+# ### Balise 8 · The longest batch first, and what the autotuner saves · further · about 12 min
 #
 # Batches of sentences, or of images of different sizes, vary in shape. Two consequences:
 #
 # - PyTorch reuses freed blocks of device memory. A batch longer than all earlier ones fits into none of them, so new
 #   memory is reserved beside the idle blocks, and a run can fail with "out of memory" after an hour. The cure:
-#   **`reserve`** runs the longest batch *before* training. Ask for *all* memory of a step, and leave no trace. Buffers
-#   are restored for you; restore the random numbers, which `batch_of` and dropout use, and the gradients.
-# - With `torch.backends.cudnn.benchmark = True`, cuDNN tries its algorithms at the first sight of **each new shape**.
+#   **`reserve`** runs the longest batch *before* training. It must use *all* the memory of a step, and leave no trace.
+#   Buffers are restored for you; restore the random state, which `batch_of` and dropout use, and the gradients.
+# - With `torch.backends.cudnn.benchmark = True`, cuDNN tries its algorithms the first time it sees **each new shape**.
 #   **`autotuner_saves`** returns the seconds that this saves in a run.
 #
 # About 5 lines in all.
@@ -972,8 +987,8 @@ def autotuner_saves(shapes, search, usual, best):
 tp.check(8, reserve, autotuner_saves)
 
 # %% [markdown]
-# Both are **modelled**: an allocator that reuses the smallest block that fits, and an epoch of 10,000 steps of 100 ms in which a
-# search takes 2 s a shape and saves 10 % of a step (assumed).
+# Both effects are **modelled**: an allocator that reuses the smallest block that fits, and an epoch of 10,000 steps of
+# 100 ms in which a search takes 2 s per shape and saves 10 % of a step (assumed).
 
 
 # %% jupyter={"source_hidden": true}
@@ -996,7 +1011,7 @@ lengths = torch.randint(40, 513, (60,), generator=torch.Generator().manual_seed(
 figure, axes = plt.subplots(figsize=(9, 2.6), layout="constrained")
 axes.step(range(1, 61), reserved(lengths), where="post", color="#D55E00", label="as they come")
 first = reserved([max(lengths), *lengths])[1:]
-axes.step(range(1, 61), first, where="post", color="#0072B2", label="the longest first")
+axes.step(range(1, 61), first, where="post", color="#0072B2", label="longest first")
 axes.set(xlabel="step", ylabel="reserved (MiB)", title="What a model of an allocator reserves", ylim=(0, None))
 axes.legend(frameon=False, ncols=2)
 axes.spines[["top", "right"]].set_visible(False)
@@ -1016,7 +1031,7 @@ report.table({"batches": "{}", "shapes": "{}", "saved in an epoch (s)": "{:,.0f}
 # %% [markdown]
 # ## Measured again
 #
-# The same run with your step, and `mended_a` for the contrast.
+# Here is the same run with your step and `mended_a`.
 
 # %%
 gain = tp.predict("By what factor does your step raise the images per second of this run, on this machine?", ...)
@@ -1036,10 +1051,10 @@ before = training_run.run("as found", newcomer_step, model=Network())  # once mo
 gain.shows(
     after.images_per_second / before.images_per_second,
     "× {:.2f}",
-    "On a CPU there is no queue, so only the work that you removed counts. On a GPU the removed waits count too.",
+    "On a CPU there is no queue, so only the removed work counts. On a GPU the removed waits count too.",
 )
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 gains.keep(NAME, "no waits, no tiny operators, no debugging", before, after)
 rows = [
     (
@@ -1056,8 +1071,8 @@ report.table({"a step": "{}", "operators": "{:,}", "waits": "{}", "images/s": "{
 worth.table({"as found": newcomer_step, "your step": your_step}, makes=worth.Mixed, keep=NAME)
 
 # %% [markdown]
-# On a GPU, launching operators costs time, and so do waits. But this gain only recovers what the additions to this
-# notebook's run had lost: **the run is no faster than the previous works left it**.
+# On a GPU, launching operators and waiting both cost time. But this gain only recovers what the additions had lost:
+# **the run is no faster than the previous works left it**.
 #
 # ## Race · further
 
@@ -1084,7 +1099,7 @@ result
 # %%
 tp.progress()
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## Three questions
 #
 # <details><summary>In a profile on a GPU, <code>aten::item</code> takes 60 % of the processor's time. Is reading a number so slow?</summary>
@@ -1095,17 +1110,18 @@ tp.progress()
 #
 # <details><summary>The device is 98 % busy, and the step is still far from the peak. How can that be?</summary>
 #
-# Busy only says that some kernel runs. That kernel may be limited by memory, fill only a few SMs, or compute in
+# Busy only means that some kernel is running. That kernel may be limited by memory, fill only a few SMs, or compute in
 # float32. Look at the roofline next.
 # </details>
 #
 # <details><summary>The profile shows that the optimizer takes 4 % of the step. How much can a fused optimizer gain at most?</summary>
 #
-# A factor 1 / (1 - 0.04) = 1.04, if it took no time at all. Look for the larger part first.
+# A factor of 1 / (1 - 0.04) = 1.04, if it took no time at all. Look for the larger part first.
 # </details>
 #
 # ## To remember
 #
-# Measure, change one thing, then measure again. A schedule keeps a profile small and labels make it readable. Self time says which
-# operator works, and the union of the device's intervals says how busy the device is. Waits hide in harmless lines, and a tool
-# finds them faster than the eye. Next: **the data loader**, the usual reason for the longest gap.
+# Measure, change one thing, then measure again. A schedule keeps a profile small and labels make it readable. Self time
+# says which operators cost most, and the union of the device's intervals says how busy it is. Waits hide in
+# harmless-looking lines, and a tool finds them faster than the eye. Next: **the data loader**, the usual reason for the
+# longest gap.

@@ -1,12 +1,11 @@
-# %% [markdown]
-# # The data loader: batches that are there before they are asked for · about 110 min, core 45
+# %% [markdown] tags=["slide"]
+# # The data loader: batches that are ready before you ask for them · about 110 min, core 45
 #
 # A GPU that waits for its batch costs as much as one that works. You write a data set over files, a recorder that shows
 # who waits for whom, and a function that chooses loader options from trials.
 #
 # **What you will gain.** The seconds that a step waits for its batch. Without workers, each step waits until a whole
-# batch is loaded. Your loader works ahead, so a step waits only when the cores can't keep up. You measure both on this
-# machine.
+# batch is loaded. Your loader works ahead, so a step waits only when the cores can't keep up.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import io
@@ -38,10 +37,10 @@ FULL = scale() == "full"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIZE = training_run.setting().image_size  # pixels of a side
 BATCH = training_run.setting().batch_size
-WORKERS = training_run.setting().workers  # the most that are tried
+WORKERS = training_run.setting().workers  # the largest number that is tried
 N_FILES = 2000 if FULL else 400  # photographs that are read, written and streamed
 STEPS = 40 if FULL else 8  # batches of a trial
-PRETENDED_STEP = 0.05  # seconds: a step of the pretended device, where there is no GPU
+PRETENDED_STEP = 0.05  # seconds: a step of the simulated device, if there is no GPU
 
 # %% jupyter={"source_hidden": true}
 photos = data.image_set()
@@ -78,12 +77,12 @@ def show_waits(*records):
 # ## The baseline: how long does a step wait?
 #
 # On a GPU, the step is a training step. On a CPU, the network and the workers would compete for the same cores, so a
-# **pretended device** takes the network's place: its step takes 50 ms and uses no core.
+# **simulated device** takes the network's place: its step takes 50 ms and uses no core.
 
 
 # %%
 def device_step(images, labels):
-    """A step that is over when it returns: training on a GPU, a pretended device elsewhere."""
+    """A step that is over when it returns: training on a GPU, a simulated device elsewhere."""
     if network is None:
         time.sleep(PRETENDED_STEP)
         return
@@ -94,7 +93,7 @@ def device_step(images, labels):
 
 def waits(name, loader, steps=STEPS, **settings):
     """A run record: the wait for each batch ("loading"), the step, and both ("total")."""
-    chrono = measure.Chronometer("cpu", warmup=3)  # the step is over when it returns: the clock of the CPU is right
+    chrono = measure.Chronometer("cpu", warmup=3)  # steps are over when they return: the CPU's clock is enough
     for images, labels in chrono.steps(loader, n=steps + 3):
         with chrono.step():
             device_step(images, labels)
@@ -105,7 +104,7 @@ without = waits("no workers", training_run.make_loader(num_workers=0))
 show_waits(without)
 print(gains.expected("05_dataloader"))
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## The idea
 #
 # Loading a batch takes one process $t_\text{load}$ seconds, and a step takes $t_\text{step}$. If the two take turns,
@@ -118,7 +117,7 @@ print(gains.expected("05_dataloader"))
 # The figure draws this formula for 60 ms of loading and 30 ms per step.
 
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 def drawn(load, step, n, workers):
     """Events of a perfect loader: a picture of the formula, not a measurement."""
     events, free = [], 0.0
@@ -229,7 +228,7 @@ class Timed(Dataset):
 # </details>
 
 
-# %% tags=["balise-2"]
+# %% tags=["balise-2", "slide-mistake=wait-includes-step"]
 def loading_event(stamps):
     """The event of a batch's stamps (b, 3): from the start of its first image to the end of its last."""
     return "loading", int(stamps[0, 2]), stamps[:, 0].min().item(), stamps[:, 1].max().item()
@@ -263,7 +262,7 @@ def predicted_seconds(loading, step, n, workers):
 tp.check(2, record_events, predicted_seconds)
 
 
-# %%
+# %% tags=["slide"]
 def timed_loader(workers):
     items = (files * STEPS)[: (STEPS + 4) * BATCH]
     return DataLoader(Timed(JpegFiles(items, transform)), BATCH, num_workers=workers, pin_memory=DEVICE.type == "cuda")
@@ -303,8 +302,8 @@ report.table({"loader": "{}", "predicted": seconds, "measured": seconds, "first 
 
 # %%
 different = tp.predict(
-    "A data set owns numpy.random.default_rng(0). Two workers draw from it once each, in two epochs: how many "
-    "different values do the four numbers have?",
+    "A data set owns numpy.random.default_rng(0). Two workers each draw one number from it, in two epochs. How many "
+    "different values are among the four numbers?",
     ...,
 )
 
@@ -341,9 +340,9 @@ different.shows(len({own for *_, own, _ in rows}), "{:.0f}", why)
 #
 # ### Balise 3 · Random numbers that are right in every worker · further · about 10 min
 #
-# Return a `DataLoader` over `dataset` with `options` (`batch_size`, `num_workers` of 1 or more, …). Its random numbers
-# come from the three global generators and from `dataset.rng`, made by `numpy.random.default_rng`; set it even if the
-# data set has none.
+# Return a `DataLoader` over `dataset` with `options` (`batch_size`, `num_workers` of 1 or more, …). Its items draw from
+# the three global generators and from `dataset.rng`, which you make in each worker with `numpy.random.default_rng`,
+# even if the data set has none yet.
 #
 # - No two workers and no two epochs draw the same numbers.
 # - The same `seed` gives the same numbers, epoch by epoch, whatever else the program draws.
@@ -351,10 +350,10 @@ different.shows(len({own for *_, own, _ in rows}), "{:.0f}", why)
 #
 # <details><summary>Hint</summary>
 #
-# Once an epoch, the loader draws a number from its `generator=`, and the workers' seeds come from that number. Your own
-# generator depends on nothing else in the program. `np.random.SeedSequence([seed, rank])` mixes two numbers; its
-# `generate_state(1)[0]`, as an `int`, suits `manual_seed`. `worker_init_fn(worker_id)` runs in each worker after
-# PyTorch has seeded it: there `torch.initial_seed()` differs from worker to worker and epoch to epoch, and
+# Once an epoch, the loader draws a number from its `generator=`, and the workers' seeds come from that number. If you
+# pass your own generator, they depend on nothing else in the program. `np.random.SeedSequence([seed, rank])` mixes two
+# numbers; its `generate_state(1)[0]`, as an `int`, suits `manual_seed`. `worker_init_fn(worker_id)` runs in each worker
+# after PyTorch has seeded it: there `torch.initial_seed()` differs from worker to worker and epoch to epoch, and
 # `get_worker_info().dataset` is the worker's own copy.
 # </details>
 
@@ -391,8 +390,8 @@ tp.check(3, seeded_loader)
 # peak in bytes. `measure.counted_steps(record)` lists the steps without the warm-up, each `{"total": seconds, …}`.
 # Write
 #
-# 1. `seconds[choice]`, the time of a step. Workers deliver in bursts: most steps wait for nothing, and one in $w$ waits
-#    a long time. One disturbed trial among three must not change the result. Mean or median, and over what?
+# 1. `seconds[choice]`, the time of a step. Workers deliver in bursts: most steps don't wait, and one in $w$ waits a
+#    long time. One disturbed trial among three must not change the result. Mean or median, and over what?
 # 2. `cheapest`: of all choices within `tolerance` of the fastest (0.05: 5 %), the one with the fewest workers, then the
 #   least memory.
 #
@@ -484,8 +483,8 @@ print("\nchosen:", chosen)
 # <details><summary>Hint</summary>
 #
 # `get_worker_info()` is `None` in the main process, else it has `id` and `num_workers`. Number the parts. A slice with
-# a step, `order[part::parts]`, takes every `parts`-th place. Drop from the *shuffled* order, or the same items would
-# never be seen.
+# a step, `order[part::parts]`, takes every `parts`-th place. Drop from the *shuffled* order. Otherwise the same items
+# are dropped in every epoch.
 # </details>
 
 
@@ -520,14 +519,14 @@ class SplitStream(IterableDataset):
 tp.check(5, SplitStream)
 
 # %% [markdown]
-# ## Resume in mid-epoch · further
+# ## Resume mid-epoch · further
 #
 # To resume after batch $k$ of an epoch, save the seed, the epoch and the number of batches that **the loop has used**.
 # Can the *sampler*, which hands indices to the workers, count them?
 
 # %%
 ahead = tp.predict(
-    "Two workers, prefetch_factor=2. The loop has taken 3 batches. How many has the sampler handed out by then?", ...
+    "Two workers, prefetch_factor=2: once the loop has taken 3 batches, how many has the sampler handed out?", ...
 )
 
 
@@ -546,7 +545,7 @@ class FromPlace(Sampler):
 
 
 def from_batch(batches, seed=7):
-    """A loader of 40 items in batches of 4, which goes on after so many batches; and its sampler."""
+    """A loader of 40 items in batches of 4 that starts after the first `batches`, and its sampler."""
     sampler = FromPlace(40, seed, start=4 * batches)
     return DataLoader(range(40), 4, sampler=sampler, num_workers=2, prefetch_factor=2), sampler
 
@@ -558,8 +557,8 @@ used = [next(running).tolist() for _ in range(3)]
 handed_out, state = sampler.given // 4, {"seed": 7, "batches": len(used)}
 del running  # here the job ends; `state` was saved beside the weights
 resumed = [batch.tolist() for batch in from_batch(**state)[0]]
-print(f"resumed at batch 3, the next ones are those of the whole epoch: {resumed == whole[3:]}")
-why = "Each worker is kept prefetch_factor batches ahead, and a sampler would count these as used."
+print(f"resumed at batch 3, the batches are the same as in the whole epoch: {resumed == whole[3:]}")
+why = "The loader keeps each worker prefetch_factor batches ahead, and a sampler would count these as used."
 ahead.shows(handed_out, "{:.0f}", why)
 
 # %% [markdown]
@@ -576,7 +575,7 @@ ahead.shows(handed_out, "{:.0f}", why)
 #
 # ### Balise 6 · A prefetcher · further · about 20 min
 #
-# `Prefetcher(loader, device, depth)` yields the batches of `loader` unchanged and in order, on `device`:
+# A thread works ahead of the loop:
 #
 # ```
 # thread, _fill:    take a place  →  next(batches)  →  _copy: in a stream of its own  →  put it into `ready`
@@ -585,16 +584,17 @@ ahead.shows(handed_out, "{:.0f}", why)
 #
 # `free` is a semaphore of `depth` places: `acquire` takes one or waits, `release` gives one back. At most `depth`
 # batches are then ahead of the one in use, **if the thread takes its place before it asks the loader**. At the end, the
-# loop sets `stop` and adds a place to wake the thread, which must then look at `stop`.
+# loop sets `stop` and adds a place to wake the thread, which must then look at `stop`. Copy in `self.stream`.
 #
-# Copy with `non_blocking=True` in `self.stream`. In `_hand_over`, only the stream that is current **in the loop**
-# waits.
+# **Write all of it:** `tp.open_task(6)` gives you only names and a docstring. Load and copy ahead of the loop, and
+# leave no thread when it ends.
 #
 # <details><summary>Hint</summary>
 #
-# `next(batches, ready)` gives `ready` at the end. `with torch.cuda.stream(self.stream):` does nothing for `None`.
-# `each_tensor(batch, function)`, given, makes a new batch. `self.stream.record_event()` marks the end of the copy; a
-# stream waits with `wait_event`. Each thread has its own `torch.cuda.current_stream(device)`: ask for it in the loop.
+# `next(batches, ready)` returns `ready` after the last batch. `with torch.cuda.stream(self.stream):` does nothing for
+# `None`. `each_tensor(batch, function)`, given, makes a new batch. `self.stream.record_event()` marks the end of the
+# copy; a stream waits with `wait_event`. Each thread has its own `torch.cuda.current_stream(device)`: ask for it in the
+# loop.
 # </details>
 
 
@@ -616,7 +616,17 @@ def each_tensor(batch, function):
 class Prefetcher:
     """Batches of `loader` on `device` (torch.device), in order, at most `depth` ahead of the one in use.
 
-    Only __init__ and __iter__ are called: arrange the rest as you like.
+    Only __init__ and __iter__ are called: arrange the rest as you like. Each loop starts a thread that goes through
+    `loader` once; nothing is taken without a loop. While the loop works on a batch, the thread takes `depth` more, and
+    not one beyond. Batches that the loop has finished with aren't held. An error of the loader is raised in the loop, in
+    its place. When the loop ends, by `break` or an error too, the thread takes no further batch and has ended, even if
+    the loop must wait for the batch that the loader is making.
+
+    Only tensors are copied, and only their device changes: `each_tensor(batch, function)` replaces each tensor in a nest
+    of tuples, named tuples, lists and dictionaries. On a GPU, copy the loader's own pinned tensors with
+    non_blocking=True, in a stream of its own. The main thread never waits for the device: when the loop takes a batch,
+    the stream that is current there (each thread has its own) waits for the copy, and record_stream tells the allocator
+    that this stream uses each tensor.
     """
 
     def __init__(self, loader, device, depth=2):
@@ -650,7 +660,7 @@ class Prefetcher:
         """Runs in the thread."""
         try:
             while True:
-                # a place; then `batch`, the loader's next one, or `ready` if there is no more
+                # take a place; then `batch` is the loader's next one, or `ready` if there is none
                 # BEGIN SOLUTION
                 free.acquire()
                 if stop.is_set():
@@ -661,7 +671,7 @@ class Prefetcher:
                     ready.put(("end", None, None))
                     break
                 ready.put(("batch", *self._copy(batch)))
-        except BaseException as error:  # whatever it is, the loop must learn of it
+        except BaseException as error:  # whatever it is, the loop must hear of it
             ready.put(("error", error, None))
 
     def _copy(self, batch):
@@ -713,9 +723,8 @@ tp.check(6, Prefetcher)
 # <details><summary>Hint</summary>
 #
 # `tar.add(file, arcname=name)` copies a file under another name. `enumerate(…, first)` continues the numbers from shard
-# to shard. `paths[k::n]` is worker `k`'s part (see `get_worker_info()`). Removing the end of a list is quick:
-# swap the drawn sample with the last one, then `pop`.
-# </details>
+# to shard. `paths[k::n]` is worker `k`'s part (see `get_worker_info()`). Removing the last item of a list is quick:
+# swap the drawn sample with the last one, then `pop`. </details>
 
 
 # %% tags=["balise-7"]
@@ -762,7 +771,7 @@ def stream_shards(paths, buffer=1, seed=0):
 
 
 def samples_of(path):
-    """Yield (bytes, label) of one shard, in its order. "r|" reads a stream: nothing is sought, nothing extracted to disk."""
+    """Yield (bytes, label) of one shard, in its order. "r|" reads a stream: no seeking, nothing extracted to disk."""
     with tarfile.open(path, "r|") as tar:
         current, parts = None, {}
         for member in tar:
@@ -800,9 +809,9 @@ else:
 # %% [markdown]
 # ## Decode less · further
 #
-# A JPEG file stores frequencies, so a decoder can leave out the high ones and return a half, a quarter or an eighth of
-# the size with less work (`Image.draft`). `DraftedFiles` draws the window **before** it decodes, from the size in the
-# header.
+# A JPEG file stores frequencies, so a decoder can leave out the high ones and return a picture of half, a quarter or an
+# eighth of the size with less work (`Image.draft`). `DraftedFiles` draws the window **before** it decodes, from the
+# size in the header.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -843,7 +852,7 @@ measure.race(
 # %% [markdown]
 # ## Measured again
 #
-# Your loader takes the chosen options, seeds its workers, decodes less, and sends **bytes**, not floats, in **large
+# Your loader uses the chosen options, seeds its workers, decodes less, and sends **bytes**, not floats, in **large
 # messages**; your prefetcher copies ahead.
 
 
@@ -861,7 +870,7 @@ class Pieces:
 
 MESSAGE = BATCH if FULL else 4 * BATCH  # photographs that a worker sends at a time
 
-# %%
+# %% tags=["slide"]
 options = chosen | {"persistent_workers": chosen["num_workers"] > 0}
 large = seeded_loader(DraftedFiles(photos.train, SIZE), 0, batch_size=MESSAGE, shuffle=True, drop_last=True, **options)
 yours = Pieces(Prefetcher(large, DEVICE), BATCH)
@@ -870,7 +879,7 @@ show_waits(without, waits("your loader", yours, steps=4 * STEPS))
 # %% [markdown]
 # If a step still waits, there are too few cores, or they are busy with something else.
 #
-# The training run of this series now takes its usual loader, then yours. Without a GPU, the network and the workers
+# The training run of this series now uses its usual loader, then yours. Without a GPU, the network and the workers
 # share the cores, so only decoding less can help:
 
 # %%
@@ -882,7 +891,7 @@ gains.keep("05_dataloader", "loader chosen by trials, prefetcher, fewer pixels, 
 gains.table()
 
 # %% [markdown]
-# The next work begins with the usual loader again: **this gain is not carried on**.
+# The next work begins with the usual loader again: **this gain is not carried over**.
 #
 # ## Against the pure decode rate · further
 #
@@ -893,7 +902,7 @@ gains.table()
 
 # %% jupyter={"source_hidden": true}
 def decode_alone(dataset, warm, gate, answers):
-    """A process that only decodes; it says when it began and ended, and what it took of its core (s), `warm` left out."""
+    """A process that only decodes; it reports its start, end and core seconds, without the first `warm` items."""
     torch.set_num_threads(1)
     for i in range(warm):  # a forked process copies memory at first, and so do the loader's workers
         dataset[i]
@@ -907,7 +916,7 @@ def decode_alone(dataset, warm, gate, answers):
 def pure_rate(items, convert, workers, warm):
     """What `workers` processes decode and convert with nothing around them: photographs/s, core seconds a photograph.
 
-    warm: photographs that each of them does first, and that do not count.
+    warm: photographs that each of them decodes first, and that do not count.
     """
     JpegFiles(items, convert)[0]  # here first: a mistake shows in this process
     fork = multiprocessing.get_context("fork")
@@ -924,13 +933,13 @@ def pure_rate(items, convert, workers, warm):
 
 
 def core_seconds():
-    """What this process and its workers have taken of their cores so far."""
+    """Core seconds that this process and its workers have used so far."""
     here = psutil.Process()
     return sum(sum(process.cpu_times()[:2]) for process in (here, *here.children()))
 
 
 def loader_rate(items, convert, workers, message):
-    """What arrives in the training loop, as pure_rate gives it; `message`: photographs that a worker sends at a time."""
+    """pure_rate's figures for what arrives in the training loop; `message`: photographs that a worker sends at once."""
     options = {"num_workers": workers, "prefetch_factor": 2, "pin_memory": DEVICE.type == "cuda"}
     batches = seeded_loader(JpegFiles(items, convert), 0, batch_size=message, **options)
     bursts, marks = len(batches) // workers, []
@@ -975,7 +984,7 @@ if gpu := recorded.load("05_dataloader", "share"):
 
 # %% jupyter={"source_hidden": true}
 def photographs_per_second(read, items):
-    """What one core decodes in a second of its time, as a worker does: with a single thread. The first 20 warm up."""
+    """Photographs per second of a core's time, with one thread as in a worker. The first 20 warm up."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for item in items[:20]:
@@ -1025,7 +1034,7 @@ worth.table(steps, makes=worth.Mixed, loading=come, keep="05_dataloader", pair=p
 shard_folder.cleanup()
 tp.progress()
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## Three questions
 #
 # <details><summary>You go from 4 to 16 workers on 8 cores, and an epoch takes longer. Why?</summary>
@@ -1042,7 +1051,7 @@ tp.progress()
 #
 # <details><summary>Two ranks begin with <code>torch.manual_seed(0)</code> and use default loaders. What is wrong?</summary>
 #
-# Both loaders draw the order and the workers' seeds from the same global generator in the same state: both ranks train
+# Both loaders draw the order and the workers' seeds from global generators in the same state: both ranks train
 # on the *same images* with the same windows and flips. A DistributedSampler (09) gives each rank its own part; the
 # windows and flips still repeat unless the seed depends on the rank.
 # </details>
@@ -1050,5 +1059,6 @@ tp.progress()
 # ## To remember
 #
 # Loading costs nothing as long as $t_\text{load} / w$ is below $t_\text{step}$; draw the timeline before you change an
-# option. Choose options by trials, and take the cheapest of the good ones. Seed every worker, epoch and rank, and split
-# streams over them. When the cores are the limit, decode less. Next: **compilation**, which shortens the step.
+# option. Choose options from trials, and take the cheapest of the good ones. Give every worker, epoch and rank its own
+# seed, and split streams over workers and ranks. When the cores are the limit, decode less. Next: **compilation**,
+# which shortens the step.

@@ -1,4 +1,4 @@
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # # Compilation: from a C file to torch.compile · about 90 min, core 55
 #
 # PyTorch runs one operation after another. Each one reads its operands from memory, does little with them, and writes
@@ -7,7 +7,6 @@
 # compute **after how many steps compiling has paid for itself**.
 #
 # **What you will gain.** A chain of eight pointwise operations makes 19 passes over a tensor. One fused kernel makes 4.
-# You count the bytes and measure the seconds of both.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import ctypes
@@ -15,7 +14,7 @@ import math
 import os
 import time
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages; read when torch is imported
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler; must be set before torch is imported
 
 import matplotlib.pyplot as plt
 import torch
@@ -41,10 +40,10 @@ ELEMENTS = 2**28 if FULL else 2**22  # numbers in the tensors of the pointwise c
 WIDTH, ROWS, BLOCKS = (4096, 16384, 4) if FULL else (128, 512, 1)  # of the small network that is compiled whole
 CACHE = compiling.settle_compiler()
 MISSING = compiling.compile_missing(DEVICE)
-BACKEND = "aot_eager" if MISSING else "inductor"  # the first traces as the second does, but makes no code
-print(MISSING + ": nothing is fused in this run" if MISSING else f"torch.compile makes its code with {BACKEND}")
+BACKEND = "aot_eager" if MISSING else "inductor"  # aot_eager traces like inductor, but generates no code
+print(MISSING + ": nothing is fused in this run" if MISSING else f"torch.compile generates code with {BACKEND}")
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## The idea
 #
 # A chain of $k$ operations on tensors of $Q$ bytes writes each intermediate result to memory and reads it back. With a
@@ -54,7 +53,7 @@ print(MISSING + ": nothing is fused in this run" if MISSING else f"torch.compile
 # \qquad\qquad
 # t_\text{fused} \approx t_0 + \frac{2\,Q}{B}$$
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 BLUE, RED, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
 
 
@@ -76,9 +75,9 @@ def draw_passes(ax, operations, title):
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 2.4), width_ratios=(2, 1), layout="constrained")
 draw_passes(
-    left, ["divide", "erf", "+ 1", "× x", "÷ 2"], "Five operations: a read and a write each (drawn from the formula)"
+    left, ["divide", "erf", "+ 1", "× x", "÷ 2"], "Five operations: each reads from memory and writes to it (a sketch)"
 )
-draw_passes(right, ["divide, erf, + 1, × x, ÷ 2"], "One kernel: the rest stays in registers")
+draw_passes(right, ["divide, erf, + 1, × x, ÷ 2"], "One kernel: intermediate results stay in registers")
 plt.show()
 
 # %% [markdown]
@@ -106,20 +105,23 @@ measure.race(
 )
 
 # %% [markdown]
-# ### Balise 1 · A fused GELU in C · further · about 16 min
+# ### Balise 1 · A fused GELU in C · further · about 17 min
 #
 # $$\text{gelu}(x) = \frac{x}{2}\left(1 + \operatorname{erf}\!\left(\frac{x}{\sqrt 2}\right)\right)$$
 #
-# A loop in C reads each number once and writes each result once. C knows nothing of tensors: it gets two addresses and
-# a count.
+# A loop in C reads each number once and writes each result once. C knows nothing about tensors: it gets two addresses
+# and a count.
 #
-# - `compile_command(source, library)`: the command that makes the shared library. Write its `options`: optimise, and
-#   make a shared library.
+# - `compile_command(source, library)`: the command that builds the library. Write its `options`: optimise, and build a
+#   shared library.
 # - `c_source()`: the C file as text. It defines `void gelu(const float *x, float *y, int64_t n)`, which writes the
 #   exact GELU of the `n` numbers at `x` to `y`.
 # - `fused_gelu(x, library)`: the GELU of a CPU tensor of any shape, strides and dtype, as a **new** tensor of the same
-#   shape and dtype. Prepare float32 numbers that C can read, and room for the result. Call `library.gelu`, and go back
-#   to the dtype of `x`.
+#   shape and dtype. Prepare float32 numbers that C can read, and memory for the result. Call `library.gelu`, then
+#   convert the result to the dtype of `x`.
+#
+# **Write all of it:** `tp.open_task(1)` gives you only names and docstrings. Write the kernel, build it, and call it
+# from Python.
 #
 # <details><summary>Hint</summary>
 #
@@ -131,7 +133,10 @@ measure.race(
 
 # %% tags=["balise-1"]
 def compile_command(source, library):
-    """The words of the command that makes the shared library at path `library` from the C file at path `source`."""
+    """The command that builds the shared library `library` from the C file `source` (two paths): a list of words.
+
+    It calls cc, optimises (-O2 or -O3), makes code that can be loaded at any address, and links libm after the source.
+    """
     # BEGIN SOLUTION
     options = ["-O3", "-march=native", "-ffast-math", "-shared", "-fPIC"]
     # END SOLUTION
@@ -139,7 +144,11 @@ def compile_command(source, library):
 
 
 def c_source():
-    """C text that defines void gelu(const float *x, float *y, int64_t n)."""
+    """The text of a C file that defines void gelu(const float *x, float *y, int64_t n).
+
+    It writes the exact GELU, x/2 · (1 + erf(x/√2)), of the n numbers at x to y, and changes nothing else. n may be 0, or
+    above 2³¹.
+    """
     # BEGIN SOLUTION
     return """
     #include <math.h>
@@ -154,7 +163,11 @@ def c_source():
 
 
 def fused_gelu(x, library):
-    """GELU of the CPU tensor x by `gelu` of the ctypes library: a new tensor, same shape and dtype."""
+    """GELU of the CPU tensor x, computed by `library.gelu` (ctypes): a new, contiguous tensor, same shape and dtype.
+
+    x has any shape, strides and floating-point dtype, and isn't changed. C reads and writes float32 numbers, one after
+    the other. Declare `argtypes` of library.gelu: addresses are c_void_p, n is c_int64.
+    """
     library.gelu.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
     library.gelu.restype = None  # without these, ctypes cuts addresses to 32 bits
     # BEGIN SOLUTION
@@ -173,13 +186,13 @@ tp.check(1, compile_command, c_source, fused_gelu)
 # compiler reorder operations. Such a library runs on this type of processor only, and may mishandle infinities and NaN.
 
 # %%
-CANDIDATES = "your C, your command", "your C, -O3 alone", "torch, five operations", "torch, its own gelu"
+CANDIDATES = "your C, your command", "your C, -O3 alone", "torch, five operations", "torch, built-in gelu"
 fastest = tp.predict("Which computes a GELU of a million numbers fastest, on one core?", ..., choices=CANDIDATES)
 
 
 # %% jupyter={"source_hidden": true}
 def built(command):
-    """Compile your C text with `command(source, library)` in a private folder; the loaded library."""
+    """Compile your C text with `command(source, library)` in a private folder. Returns the loaded library."""
     folder = compiling.private_folder()
     (folder / "gelu.c").write_text(c_source())
     compiling.run_compiler(command(folder / "gelu.c", folder / "gelu.so"), folder / "gelu.so")
@@ -210,7 +223,7 @@ if compiling.c_compiler():
             "your C, your command": lambda: fused_gelu(x, yours),
             "your C, -O3 alone": lambda: fused_gelu(x, plain),
             "torch, five operations": lambda: pieces_gelu(x),
-            "torch, its own gelu": lambda: F.gelu(x),
+            "torch, built-in gelu": lambda: F.gelu(x),
             "Python loop, 5,000 numbers": lambda: python_gelu(few),
         },
         repeats=7, warmup=1, device="cpu", calls=2,
@@ -219,7 +232,7 @@ if compiling.c_compiler():
     why = "Vector instructions compute several numbers at once, and five separate operations pass over the numbers five times."
     fastest.shows(min(CANDIDATES, key=race.medians.get), why=why)
 else:
-    print("there is no C compiler here: the race of the C library is left out")
+    print("there is no C compiler here, so this race is left out")
 
 # %% jupyter={"source_hidden": true}
 if compiling.c_compiler():
@@ -233,7 +246,7 @@ if compiling.c_compiler():
     plt.show()
 
 # %% [markdown]
-# A C loop knows nothing of gradients, GPUs, bfloat16 or the next operation. `torch.compile` handles all of these:
+# A C loop knows nothing about gradients, GPUs, bfloat16 or the next operation. `torch.compile` handles all of these:
 # **Dynamo** captures graphs from a function's bytecode, **AOTAutograd** adds the backward graph, and **Inductor** fuses
 # both into Triton or C++ code.
 #
@@ -241,8 +254,8 @@ if compiling.c_compiler():
 #
 # ### Balise 2 · Memory traffic, unfused and fused · about 13 min
 #
-# If memory is the limit, the gain of fusion is the ratio of bytes moved. Return both numbers, `(unfused, fused)`, for
-# `function(*inputs)`, which returns one tensor.
+# If memory is the limit, the gain of fusion is the ratio of bytes moved. Return the bytes that `function(*inputs)`,
+# which returns one tensor, moves without and with fusion: `(unfused, fused)`.
 #
 # - `unfused`: for every operation, the tensors that it reads and those that it returns. Views move nothing.
 # - `fused`: each of `inputs` once, and the result once.
@@ -250,15 +263,15 @@ if compiling.c_compiler():
 # A `TorchDispatchMode` sees every operation in its block: it runs the operation and passes on the result. `tensors`
 # finds all tensors in its argument, each once. Write
 #
-# - `held`, the bytes that a tensor's numbers take in memory. *Expanding* a tensor adds none.
-# - what happens to each operation (add to `self.moved`).
-# - the two numbers.
+# - `held`, the bytes that a tensor's numbers take in memory. *Expanding* a tensor adds none;
+# - what to do with each operation (add to `self.moved`);
+# - the two numbers to return.
 #
 # <details><summary>Hint</summary>
 #
-# Along an expanded dimension the stride is 0, and its size doesn't count. `operation(*args, **(kwargs or {}))` runs the
-# operation, and `operation.is_view` marks a view. Operands can be in `kwargs` too, and there may be several results:
-# `tensors` takes any tuple.
+# An expanded dimension has stride 0: leave its size out. `operation(*args, **(kwargs or {}))` runs the operation, and
+# `operation.is_view` is true for views. Operands can be in `kwargs` too, and there may be several results: `tensors`
+# takes any tuple.
 # </details>
 
 
@@ -272,7 +285,7 @@ def memory_traffic(function, *inputs):
         return tensor.itemsize * math.prod(size for size, stride in zip(tensor.shape, tensor.stride()) if stride)
         # END SOLUTION
 
-    def tensors(tree):  # in lists, tuples and dictionaries; one that is there twice is read once
+    def tensors(tree):  # also inside lists, tuples and dictionaries; a repeated tensor counts once
         return {id(leaf): leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)}.values()
 
     class Counting(TorchDispatchMode):
@@ -314,7 +327,7 @@ found = torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"]
 chain = {"compiled": lambda: compiled_tail(*inputs), "eager": lambda: tail(*inputs)}
 tail_race = measure.race(chain, rounds, device=DEVICE)
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 recorded.note(NAME, "tail", tail_race.medians | {"predicted": unfused / fused})
 print(f"the first call took {tail_start:.1f} s: {'from the cache' if found else 'nothing was in the cache'}")
 medians, passes = tail_race.medians, 4 * ELEMENTS
@@ -324,24 +337,24 @@ columns = {
     "the chain": "{}",
     "MB": "{:.1f}",
     "passes": "{:.1f}",
-    "operations a byte": "{:.2f}",
+    "operations per byte": "{:.2f}",
     "time": measure.human_seconds,
 }
 report.table(columns, rows)
 print(f"eager / compiled: bytes {unfused / fused:.2f}, measured {1 / tail_race.ratio:.2f}")
 if MISSING:
-    print(f"{MISSING}: the compiled chain was not fused, and only the bytes count")
+    print(f"{MISSING}: the compiled chain was not fused, so ignore its time")
 
 # %% [markdown]
-# The bytes tell us only about memory. Eager also has to *allocate* eight results, which increases the gain. A processor
-# cache that keeps some of them reduces it, and so does the arithmetic of `erf`. Matrix products do many operations for
-# each byte, so fusion gains little there.
+# The bytes tell us only about memory. Eager also has to *allocate* eight results, which increases the gain. The
+# processor's cache and the arithmetic of `erf` reduce it. Matrix products do many operations for each byte, so fusion
+# gains little there.
 #
 # ## One graph
 #
-# Dynamo captures a graph as long as it can follow Python *without knowing the numbers in the tensors*. Elsewhere the
-# graph **breaks**: Python takes over, and the rest becomes another graph. The result stays right, but nothing is fused
-# across a break. `Chatty` has all the usual causes of breaks:
+# Dynamo captures a graph as long as it can follow Python *without knowing the numbers in the tensors*. Where it can't,
+# the graph **breaks**: Python takes over, and the rest becomes another graph. The result stays correct, but nothing is
+# fused across a break. `Chatty` has all the usual causes of breaks:
 
 
 # %% tags=["setup"]
@@ -376,21 +389,21 @@ compiling.capture(Chatty(), torch.randn(8, 16))
 #
 # - It prints nothing.
 # - Instead of the list `peaks`, it has a buffer `peak` of shape `()`: the largest number that went into `second` in the
-#   last call, detached from the gradients.
+#   last call, detached from the graph.
 # - If `size` is zero, logits and gradients are still those of `Chatty`, not NaN.
 #
 # <details><summary>Hint</summary>
 #
 # Compute both sides of a branch, and let `torch.where` choose. Gradients go through **both** sides, though: if the side
-# that isn't chosen divides by zero, its gradient is 0 × ∞ = NaN. Make the divisor harmless *before* you divide. The
-# root of a sum of squares has an infinite slope at zero, too. The number of larger elements is the sum of a comparison.
+# that isn't chosen divides by zero, its gradient is 0 × ∞ = NaN. Make the divisor harmless *before* you divide. A
+# square root has an infinite slope at zero, too. To count the elements above the mean, sum a comparison.
 # Register buffers in `__init__` with `register_buffer`.
 # </details>
 
 
 # %% tags=["balise-3"]
 class Mended(nn.Module):
-    """x (b, 16) -> logits (b, 4), as Chatty, in one graph. Buffer `peak` (): largest activation of the last call."""
+    """x (b, 16) -> logits (b, 4), like Chatty, in one graph. Buffer `peak` (): largest activation of the last call."""
 
     def __init__(self):
         super().__init__()
@@ -422,16 +435,16 @@ compiling.capture(Mended(), torch.randn(8, 16))
 #
 # ### Balise 4 · Recompilations, counted and stopped · further · about 15 min
 #
-# Each graph has **guards**: the shapes, dtypes and Python values that it was made for. A call that fits no graph's
-# guards compiles a new graph. After 8 graphs, Dynamo stops, and such a call runs uncompiled. Batches of sentences vary
-# in length, so pad them to a few *buckets*.
+# Each graph has **guards**: the shapes, dtypes and Python values that it was made for. If a call fits no graph's
+# guards, Dynamo compiles another graph. After 8 graphs it stops, and such a call runs uncompiled. Batches of sentences
+# vary in length, so pad them to a few lengths, the *buckets*.
 #
 # - `count_graphs`: a *backend* receives each new graph and returns what runs it. Write one that counts in `graphs` and
 #   runs the graph unchanged.
-# - `pad_to_bucket(x, multiple)`: `x`, `(b, t, d)`, gets zeros at the end of `t`, up to the next multiple. Return
-#   `(padded, mask)`; the boolean `mask`, `(b, padded t)`, is `True` where a position is real.
-# - `masked_pool(x, query, mask)`: `attention_pool` over the real positions only, without taking elements out. Each row
-#   has at least one. NaN in the padding must affect neither the result nor the gradients.
+# - `pad_to_bucket(x, multiple)`: append zeros to `x`, `(b, t, d)`, until `multiple` divides `t`. Return
+#   `(padded, mask)`. The boolean `mask`, `(b, padded t)`, is `True` where a position is real.
+# - `masked_pool(x, query, mask)`: `attention_pool` over the real positions only, without changing the shape of `x`.
+#   Each row has at least one real position. NaN in the padding must affect neither the result nor the gradients.
 #
 # <details><summary>Hint</summary>
 #
@@ -451,7 +464,7 @@ def attention_pool(x, query):
 
 # %% tags=["balise-4"]
 def count_graphs(function, calls, dynamic=None):
-    """How many graphs torch.compile makes of `function` over `calls`, a list of tuples of arguments."""
+    """How many graphs torch.compile makes for `function` in `calls`, a list of tuples of arguments."""
     graphs = 0
 
     def backend(graph, example_inputs):
@@ -492,7 +505,7 @@ def masked_pool(x, query, mask):
 tp.check(4, count_graphs, pad_to_bucket, masked_pool)
 
 # %%
-graphs_made = tp.predict("Twenty lengths, with the defaults of torch.compile: how many graphs does it make?", ...)
+graphs_made = tp.predict("How many graphs does torch.compile, with its defaults, make for twenty lengths?", ...)
 
 
 # %% jupyter={"source_hidden": true}
@@ -509,7 +522,7 @@ class Counter(nn.Module):
 
 
 def marked(x):
-    torch._dynamo.mark_dynamic(x, 1)  # this dimension will change: do not guard its size
+    torch._dynamo.mark_dynamic(x, 1)  # this dimension will vary: do not guard its size
     return x
 
 
@@ -534,12 +547,12 @@ why = "One for the first length. At the second, Dynamo makes the length a variab
 graphs_made.shows(found["20 lengths, defaults"], "{:.0f} graphs", why)
 
 # %% [markdown]
-# ## Has it paid for itself?
+# ## When does compiling pay off?
 #
-# ### Balise 5 · The step at which compilation has paid · about 10 min
+# ### Balise 5 · The step from which compiling pays off · about 10 min
 #
-# Compiling costs slow steps at the start and saves time in each later one. `eager` and `compiled` are the seconds of
-# one step. `slow_steps` lists the seconds of the steps that had to compile, each of which also did the work of a step.
+# Compiling makes the first steps slow and each later step faster. `eager` and `compiled` are the seconds of one step.
+# `slow_steps` lists the seconds of the steps that had to compile. Each of these did the work of a step as well.
 #
 # Return the smallest number of steps `n` after which the compiled job, its slow steps included, has taken no longer
 # than the eager one: an `int`, at least 1, and at least `len(slow_steps)`. Return `None` if a compiled step is not
@@ -583,16 +596,15 @@ def draw_break_even(ax, title, eager, starts):
         ax.plot([1, last], [sum(slow), sum(slow) + (last - len(slow)) * compiled], color=colour, label=name)
         if crossings[name]:
             ax.plot(crossings[name], crossings[name] * eager, "o", color=colour)
-        paid = (
-            f"    paid after {crossings[name]:,} step{'s' * (crossings[name] > 1)}" if crossings[name] else "    never"
-        )
+        steps = crossings[name]
+        paid = f"    pays off after {steps:,} step{'s' * (steps > 1)}" if steps else "    never"
         ax.plot([], [], " ", label=paid)
     ax.set(xlabel="steps", ylabel="total time (s)", title=title, xlim=(0, last), ylim=(0, None))
     ax.legend(fontsize=9, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 # %% jupyter={"source_hidden": true}
-torch._dynamo.reset()  # as a new job would: nothing is compiled in this process, but the cache is there
+torch._dynamo.reset()  # as in a new job: nothing is compiled yet, but the cache is there
 start = time.perf_counter()
 compiled_tail(*inputs)
 measure.synchronize(DEVICE)
@@ -603,7 +615,7 @@ starts = {
     f"compiled, from the cache ({tail_again:.2f} s)": (medians["compiled"], [tail_again]),
 }
 figure, axes = plt.subplots(figsize=(8.5, 3), layout="constrained")
-draw_break_even(axes, "When has compiling the chain paid?", medians["eager"], starts)
+draw_break_even(axes, "When does compiling the chain pay off?", medians["eager"], starts)
 plt.show()
 
 # %% [markdown]
@@ -614,7 +626,7 @@ plt.show()
 # `loss_of(*batch)` returns the loss `()` of a batch, and `optimizer` has the model's parameters. With `torch.compile`
 # and the given `backend`, make `forward`, the compiled `loss_of`, and `update`, the compiled `optimizer.step`.
 #
-# - The loss is **one** graph, and a break is an error. The backward graph comes with it.
+# - The loss must be **one** graph: a break is an error. The backward graph comes with it.
 # - The optimizer may break the graph, as PyTorch's optimizers do. Don't replace `optimizer.step`, because schedulers
 #   wrap it.
 # - A scheduler's new learning rate must not trigger a recompilation.
@@ -627,7 +639,7 @@ plt.show()
 # </details>
 
 
-# %% tags=["balise-6"]
+# %% tags=["balise-6", "slide-mistake=lr-recompiles"]
 def make_compiled_step(loss_of, optimizer, backend="inductor"):
     """Return step(*batch) -> loss (), detached: a compiled training step with loss_of and optimizer."""
     # BEGIN SOLUTION
@@ -675,7 +687,7 @@ def small_network():
 
 
 # %% jupyter={"source_hidden": true}
-torch._inductor.config.fallback_random = True  # for the comparison; drawing inside the fused kernels is faster
+torch._inductor.config.fallback_random = True  # the random numbers of eager mode, to compare; fused kernels draw faster
 generator = torch.Generator().manual_seed(1)
 x = torch.randn(ROWS, WIDTH, generator=generator).to(DEVICE)
 y = (x[:, :10].argmax(1) + (torch.rand(ROWS, generator=generator) < 0.1).long().to(DEVICE)) % 10
@@ -730,10 +742,10 @@ print(f"largest difference of the losses {(eager_losses - compiled_losses).abs()
 
 
 def verdict(race, slow_steps):
-    """When compiling has paid, in words; nothing is claimed where the race is level."""
+    """Say when compiling pays off; claim nothing if the two are equally fast."""
     compiled, eager = race.medians.values()
     if abs(eager - compiled) <= max(race.spreads.values()) / 2:
-        return "level: the steps differ by less than their spread"
+        return "no difference: the steps differ by less than their spread"
     paid = break_even(eager, compiled, slow_steps)
     return f"after {paid:,} steps" if paid else "never: the compiled step is not faster"
 
@@ -743,14 +755,14 @@ def verdict(race, slow_steps):
 #
 # Has compiling paid for itself, in the chain and in the training step?
 
-# %%
+# %% tags=["slide"]
 slow = [s for s in seconds if s > 20 * step_race.medians["compiled step"]]
 rows = [
     [name, *reversed(race.medians.values()), sum(starts), verdict(race, starts)]
     for name, race, starts in (("the chain", tail_race, [tail_start]), ("training step", step_race, slow))
 ]
 times = dict.fromkeys(("eager", "compiled", "compiling"), measure.human_seconds)
-report.table({"": "{}", **times, "has paid": "{}"}, rows)
+report.table({"": "{}", **times, "pays off": "{}"}, rows)
 
 # %% [markdown]
 # Where a compiled step is faster, hours of training on fixed shapes pay for compiling. A quick try with twenty batches
@@ -770,7 +782,7 @@ report.table({"": "{}", **times, "has paid": "{}"}, rows)
 # - no synchronisation (`.item()`, print) and no branch in Python, since no Python runs in a replay: use `torch.where`,
 #   as in balise 3.
 #
-# On a CPU nothing is launched, so nothing is recorded, and `reduce-overhead` gains nothing.
+# On a CPU there are no launches to record, and `reduce-overhead` gains nothing.
 
 # %% jupyter={"source_hidden": true}
 if not MISSING:
@@ -784,8 +796,8 @@ if not MISSING:
 # %% [markdown]
 # ## The training run · further
 #
-# The training run of this series uses channels last (practical work 03), and bfloat16 where the device computes faster
-# in it (02). Its convolutions run in the same library, compiled or not. Only the rest of a step can be fused, which
+# The training run of this series uses channels last (practical work 03), and bfloat16 if the device is faster with it
+# (02). Its convolutions run in the same library, compiled or not. Only the rest of a step can be fused, which
 # limits the gain (Amdahl's law):
 
 
@@ -804,13 +816,14 @@ images, labels = (batch.to(DEVICE) for batch in next(iter(training_run.make_load
 for _ in range(2):
     training_run.fast_step(model, images, labels, optimizer, DEVICE)
 activity = torch.profiler.ProfilerActivity
-with torch.profiler.profile(activities=[activity.CPU, *([activity.CUDA] if FULL else [])]) as profile:
+activities = [activity.CPU, *([activity.CUDA] if DEVICE.type == "cuda" else [])]
+with torch.profiler.profile(activities=activities) as profile:
     training_run.fast_step(model, images, labels, optimizer, DEVICE)
     measure.synchronize(DEVICE)
 spent = {}
 for event in profile.key_averages():
     if event.is_user_annotation or event.device_type != torch.autograd.DeviceType.CPU:
-        continue  # labels, and kernels: their time is in the rows of the operators already
+        continue  # labels and kernels: the rows of the operators contain their time already
     taken = event.self_device_time_total if DEVICE.type == "cuda" else event.self_cpu_time_total
     kind = next((kind for kind, part in KINDS.items() if part in event.key), "everything else")
     spent[kind] = spent.get(kind, 0) + taken
@@ -818,19 +831,19 @@ shares = {kind: taken / sum(spent.values()) for kind, taken in spent.items()}
 for kind, share in sorted(shares.items(), key=lambda item: -item[1]):
     print(f"{kind:<16} {share:4.0%} of a step")
 limit = 1 / shares["convolution"]
-print(f"\nif all operators but the convolutions took no time: {limit:.2f} times as fast, and no more")
+print(f"\nat most {limit:.2f} times as fast, even if everything except the convolutions took no time")
 
 
 # %% jupyter={"source_hidden": true}
 def prepared():
-    """The network, its optimizer and a step of the training run, compiled: the whole with a GPU, else one stage."""
+    """The training run's (network, optimizer, step), compiled: the whole step with a GPU, otherwise one stage."""
     model = fresh_model()
     optimizer = training_run.make_optimizer(model.parameters())
     if not FULL:
         model.layer1.compile(backend=BACKEND)
         return model, optimizer, training_run.fast_step
 
-    half = precision.fast_dtype(DEVICE) == torch.bfloat16  # float16 would want loss scaling, which the step has not
+    half = precision.fast_dtype(DEVICE) == torch.bfloat16  # float16 would need loss scaling, which this step lacks
 
     def loss_of(images, labels):
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=half):
@@ -846,16 +859,16 @@ def prepared():
 
 
 # %% [markdown]
-# Without a GPU, compiling a whole ResNet takes about a minute, so only a **region**, its first stage, is compiled
-# there. Of three pairs of runs, the one with the median gain is kept.
+# Without a GPU, compiling a whole ResNet takes about a minute, so only a **region**, its first stage, is compiled. Of
+# three pairs of runs, we keep the one with the median gain.
 
 # %%
-whole = tp.predict("How many times as fast does compiling make this training run on this machine?", ...)
+whole = tp.predict("How many times as fast is this training run when it is compiled, on this machine?", ...)
 
 
 # %% jupyter={"source_hidden": true}
 def start_again():
-    """Seconds of the first two steps of a new job; the second may compile once more (the momentum is new)."""
+    """Time the first two steps of a new job, in seconds. The second may compile again: the momentum is new."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     model, optimizer, step = prepared()
@@ -900,29 +913,28 @@ report.compare([before, after])
 
 # %% jupyter={"source_hidden": true}
 for name, slow in {"first start": first_start, "from the cache": second_start}.items():
-    print(f"compiling has paid, {name}:", verdict(region_race, slow))
+    print(f"compiling pays off, {name}:", verdict(region_race, slow))
 print(gains.expected(NAME))
 
 # %% [markdown]
-# Read the gain with the limit in mind. A gain above the limit means that something else disturbed a run. A gain can
-# also be smaller than the difference between two equal runs. Then the honest answer is: **don't compile this network on
-# this machine**.
+# A gain above the limit means that something else disturbed a run. A gain can also be smaller than the difference
+# between two identical runs. Then the honest answer is: **don't compile this network on this machine**.
 #
 # ## Beyond this machine · further
 #
 # `memory_traffic` needs only shapes, no numbers, so it also works on the `meta` device. These are *estimates* for the
-# two pointwise chains of a large transformer layer in bfloat16, if memory alone decides:
+# two pointwise chains of a large transformer layer in bfloat16, if only memory limits them:
 
 
 # %% jupyter={"source_hidden": true}
 def after_first(x, bias):
-    """Between the two products, on the wide tensor."""
+    """Between the two matrix products, on the wide tensor."""
     x = x + bias
     return 0.5 * x * (1 + torch.erf(x * 0.70710678))
 
 
 def after_second(x, bias, mask, residual):
-    """After the second product, on the narrow tensor."""
+    """After the second matrix product, on the narrow tensor."""
     return (x + bias) * mask + residual
 
 
@@ -957,7 +969,7 @@ tp.progress()
 # %%
 gains.table()
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## Three questions
 #
 # <details><summary>A compiled model gains nothing on an A100. The profile shows 40 small kernels between "Torch-Compiled Region" marks. What do you look for?</summary>
@@ -973,10 +985,10 @@ gains.table()
 # keep the number in a tensor.
 # </details>
 #
-# <details><summary>A GELU fused into the matrix product before it would move even fewer bytes. Why did your count stop at one kernel for the chain?</summary>
+# <details><summary>Fusing the GELU into the preceding matrix product would save even more bytes. Why did your count stop at one kernel for the chain?</summary>
 #
-# <code>memory_traffic</code> counts the chain alone. The product writes its result and the chain reads it: one more
-# write and one more read could go. Inductor does that in its own matrix products (<code>max-autotune</code>), and
+# <code>memory_traffic</code> counts the chain alone. The product writes its result and the chain reads it: fusing the
+# two would save that write and that read. Inductor does so in its own matrix products (<code>max-autotune</code>), and
 # libraries do it with an <em>epilogue</em>.
 # </details>
 #

@@ -1,11 +1,11 @@
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # # Data augmentation on CPU and GPU · about 100 min, core 35
 #
-# Augmentation shows a network images that it has never seen, and costs computing time. Some of it belongs in the
+# Augmentation shows a network images that it has never seen, but it costs computing time. Some of it belongs in the
 # loader's workers, some on the GPU.
 #
 # **What you will gain.** A loop over images starts operations for each image. You write MixUp and CutMix for the whole
-# batch, with a number of *operations*, counted here, that does not depend on its size.
+# batch, so the number of *operations* no longer depends on the batch size.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import io
@@ -35,7 +35,7 @@ SIZE = 224 if FULL else 112  # pixels of a side, in the races
 BATCHES = [64, 128, 256, 512, 1024] if FULL else [16, 64, 256]  # of the race
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channels, for pixels in [0, 1]
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## The idea
 #
 # RandAugment changes one image at a time, at random. MixUp and CutMix (Zhang et al., 2018; Yun et al., 2019) need *two*
@@ -44,10 +44,10 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channe
 # $$\tilde x = M \odot x_i + (1 - M) \odot x_j, \qquad \tilde y = \lambda\, y_i + (1 - \lambda)\, y_j$$
 #
 # For MixUp, $M = \lambda$ everywhere. For CutMix, $M$ is 0 in a rectangle with $1 - \lambda$ of the area, and 1
-# elsewhere. The new labels are *soft*: a probability for each class.
+# elsewhere. The new labels are *soft*: a probability, or *mass*, for each class.
 
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 dataset = data.image_set()
 CLASSES = len(dataset.classes)
 
@@ -81,9 +81,9 @@ show(
 )
 
 # %% [markdown]
-# ## The baseline: one image after the other
+# ## The baseline: one image at a time
 #
-# People often write a loop over the images of the batch.
+# A first version usually loops over the images of the batch.
 
 
 # %%
@@ -130,20 +130,20 @@ def random_batch(n, size=SIZE):
 # %%
 rows = [
     (n, operations(lambda n=n: cutmix_loop(*random_batch(n), CLASSES, 1.0)) - 2) for n in BATCHES
-]  # 2 make the batch
+]  # not counting the 2 that make the batch
 report.table({"CutMix in a loop, images": "{}", "operations": "{:,}"}, rows)
 
 # %% [markdown]
-# On a GPU, each operation is a kernel that Python has to start.
+# On a GPU, Python starts a kernel for each operation except views.
 #
 # ## On the CPU, image by image
 #
-# ### Balise 1 · RandAugment in its place · about 11 min
+# ### Balise 1 · RandAugment in the right place · about 11 min
 #
 # Return a function that takes a PIL image (of any size, perhaps grey) and returns a float32 tensor `(3, size, size)`,
 # normalised with `MEAN` and `STD`. It crops with `RandomResizedCrop`, flips half of the images from left to right, and,
-# if `augment`, applies `v2.RandAugment()` **once, where it belongs**. Two things decide where: how many pixels it
-# processes, and which numbers its operations (posterise, equalise, solarise) expect. About 5 lines.
+# if `augment`, applies `v2.RandAugment()` **once, where it belongs**. Two things decide where: how many pixels it has
+# to process, and which pixel values its operations (posterise, equalise, solarise) expect. About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -217,11 +217,11 @@ cores.shows(needed, "{:.0f} cores", "Milliseconds per image add up when thousand
 # `images` has the shape `(b, channels, h, w)` and is float32 or bfloat16. `labels` are integers `(b,)` or soft,
 # `(b, classes)`. Return `(mixed, soft)`: images of the same shape and dtype, and soft labels `(b, classes)` in float32.
 #
-# - Draw **one λ for each image** from Beta(α, α) with torch. The partners are a permutation of the batch, random or a
-#   fixed roll.
-# - Don't change the inputs. Refuse integer images (uint8) with a `TypeError`.
+# Draw **one λ for each image** from Beta(α, α). The partners are a permutation of the batch, random or a fixed roll.
 #
 # About 8 lines.
+#
+# **Write all of it:** `tp.open_task(2)` gives you only the name and the docstring. Write MixUp for a whole batch.
 #
 # <details><summary>Hint</summary>
 #
@@ -231,9 +231,16 @@ cores.shows(needed, "{:.0f} cores", "Milliseconds per image add up when thousand
 # </details>
 
 
-# %% tags=["balise-2"]
+# %% tags=["balise-2", "slide-mistake=lambda-folded"]
 def mixup(images, labels, classes, alpha):
-    """Mix each image with another by its own λ ~ Beta(α, α). Returns images (b, c, h, w), soft labels (b, classes)."""
+    """Mix each image with another by its own λ ~ Beta(α, α). Returns images (b, c, h, w), soft labels (b, classes).
+
+    An image gets λ of itself and 1 − λ of its partner, and so does its label. The partners are a permutation of the
+    batch, random or a fixed roll. images: float32 or bfloat16, and so is the result; TypeError for integers. labels: (b,)
+    integers or (b, classes) soft; the result is float32. The inputs don't change. Draw by torch's global generator. There
+    is no loop over images. On a GPU all stays there, and nothing is read back: torch.distributions.Beta needs
+    validate_args=False for that.
+    """
     # BEGIN SOLUTION
     if not images.is_floating_point():
         raise TypeError(f"mixup takes float images, not {images.dtype}: normalise first")
@@ -256,7 +263,7 @@ def mixup(images, labels, classes, alpha):
 tp.check(2, mixup)
 
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 def photographs(n=6, size=96):
     """A batch of n validation photographs of different classes, and their labels."""
     chosen = dataset.val[:: len(dataset.val) // n][:n]
@@ -269,7 +276,7 @@ CAPTIONS = [name.replace("_", " ") for name in dataset.classes]
 
 
 def words(soft):
-    """The two largest masses of each soft label, as text."""
+    """The two largest probabilities of each soft label, as text."""
     mass, which = soft.topk(2, dim=1)
     names = [[CAPTIONS[k] for k in row] for row in which.tolist()]
     return [f"{n[0]} {p[0]:.2f}\n{n[1]} {p[1]:.2f}" for n, p in zip(names, mass.tolist())]
@@ -289,7 +296,7 @@ show(mixed, words(soft))
 # the image.
 #
 # Return `(boxes, lam)`: `boxes` int64 `(b, 4)` with top, left, bottom, right (the last two are the first row and column
-# *outside*), and the `lam` `(b,)` that is **really kept**: 1 minus the fraction of pixels in the box. About 8 lines.
+# *outside*), and `lam` `(b,)`, the fraction of pixels **really kept**, those outside the box. About 8 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -300,7 +307,7 @@ show(mixed, words(soft))
 
 # %% tags=["balise-3"]
 def cutmix_boxes(lam, y, x, height, width):
-    """Integer boxes (b, 4): top, left, bottom, right; and the λ (b,) that is really kept."""
+    """Integer boxes (b, 4): top, left, bottom, right; and λ (b,), the fraction of pixels really kept."""
     # BEGIN SOLUTION
     half = (1 - lam).sqrt() / 2
     top, bottom = ((y + k * half * height).round().clamp(0, height) for k in (-1, 1))
@@ -389,13 +396,13 @@ show(mixed, words(soft))
 # ### Balise 6 · A loss for soft labels · further · about 10 min
 #
 # With soft labels the loss is the mean over the images of $-\sum_c y_c \log p_c$. **Label smoothing** spreads a part
-# `s` of the mass equally over all classes: $y' = (1-s)\,y + s / \text{classes}$.
+# `s` of the probability equally over all classes: $y' = (1-s)\,y + s / \text{classes}$.
 #
 # - `soft_cross_entropy(logits, labels, smoothing)`: this loss with smoothed labels, a tensor `()`, without PyTorch's
 #   own loss functions. Compute in float32 if the logits have 16 bits. Take the logarithm of the softmax in one
 #   operation: if logits are hundreds apart, a softmax can be 0 and its logarithm infinite.
-# - `top1(logits, soft)`: the fraction of images whose largest logit and largest label mass are in the same class, a
-#   tensor `()`.
+# - `top1(logits, soft)`: the fraction of images whose most probable class is the same in logits and label, a tensor
+#   `()`.
 #
 # About 3 and 1 lines.
 #
@@ -420,7 +427,7 @@ def soft_cross_entropy(logits, labels, smoothing=0.0):
 
 
 def top1(logits, soft):
-    """The fraction of images whose largest logit is in the class of the largest label mass: (), float32 or wider."""
+    """The fraction of images whose most probable class is the same in logits and label: (), float32 or wider."""
     # BEGIN SOLUTION
     return (logits.argmax(dim=1) == soft.argmax(dim=1)).float().mean()
     # END SOLUTION
@@ -432,8 +439,8 @@ tp.check(6, soft_cross_entropy, top1)
 # %% [markdown]
 # ### Balise 7 · MixUp or CutMix, in the step · further · about 12 min
 #
-# Training recipes use both and flip a coin for each batch. Flip it on the CPU, which would have to wait for a coin
-# flipped on the *device*.
+# Training recipes use both and flip a coin for each batch. Flip it on the CPU: a coin flipped on the *device* would
+# make the CPU wait.
 #
 # - `MixOrCut(classes, alpha)`: in training mode, `forward(images, labels)` applies your `mixup` or your `cutmix` to the
 #   whole batch, each with probability 1/2. In eval mode it returns the images unchanged, with one-hot labels in
@@ -451,7 +458,7 @@ tp.check(6, soft_cross_entropy, top1)
 
 # %% tags=["balise-7"]
 class MixOrCut(nn.Module):
-    """MixUp or CutMix for a batch, half of the time each; nothing in eval mode."""
+    """MixUp or CutMix for a batch, each half of the time; neither in eval mode."""
 
     def __init__(self, classes, alpha):
         super().__init__()
@@ -530,11 +537,11 @@ saved.shows(
 )
 
 # %% [markdown]
-# On a CPU, each iteration of the loop copies whole rows at memory speed. A **modelled** GPU, with 128 images,
-# waits for Python to start the loop's small kernels:
+# A CPU spends much of the time copying pixels. A **modelled** GPU copies 128 images quickly, and waits for Python to
+# start the loop's small kernels:
 
 
-# %%
+# %% tags=["slide"]
 def alone(cut):
     def make(device):
         batch = torch.empty(128, 3, 224, 224, device=device), torch.zeros(128, dtype=torch.int64, device=device)
@@ -558,20 +565,20 @@ worth.table(steps, makes=worth.Mixed, batches=(32, 128), keep=NAME)
 tp.progress()
 
 # %% [markdown]
-# In a whole training step, the GPU's other work hides the start of many kernels.
+# In a whole training step, Python starts many of these kernels while the GPU does other work.
 #
 # ## Three questions
 #
 # <details><summary>The training accuracy under CutMix is 60 %, the validation accuracy 75 %. Is something broken?</summary>
 #
 # No. The training images are mixed: where λ is near one half, even a perfect network is "wrong" half of the time.
-# Compare only validation accuracies. (Mixing works against memorising: it pays off in long training of large networks.)
+# Compare only validation accuracies. (Mixing works against memorising: it pays off in long runs of large networks.)
 # </details>
 #
 # <details><summary>A colleague draws λ = 0.7, cuts a box near the corner, and uses 0.7 for the labels. What goes wrong?</summary>
 #
-# The box is clipped, so less than 30 % is pasted, but 30 % of the label mass goes to the partner. The labels claim
-# pixels that are not there.
+# The box is clipped, so less than 30 % is pasted, but 30 % of the label goes to the partner. The labels claim pixels
+# that are not there.
 # </details>
 #
 # <details><summary>Why is <code>if torch.rand((), device="cuda") &lt; 0.5:</code> slow, and how do you avoid it?</summary>
@@ -579,7 +586,8 @@ tp.progress()
 # Python must know the number to decide, so the CPU waits until the GPU has finished all work that was queued before.
 # Draw on the CPU, or compute both branches and select with <code>torch.where</code>.
 # </details>
-#
+
+# %% [markdown] tags=["slide"]
 # ## To remember
 #
 # Augment single images in the workers, as long as they keep up. Mix images on the device: the whole batch, without a

@@ -1,9 +1,9 @@
-# %% [markdown]
-# # Data parallelism, under the hood · about 110 min, core 55
+# %% [markdown] tags=["slide"]
+# # Data parallelism, under the hood · about 115 min, core 55
 #
 # In data parallelism, every rank holds the whole model and trains on its own part of the batch. Only the gradients
-# travel. You average them, pack them into buckets, and send them while backward is still computing. Finally, your own
-# `DataParallel` races PyTorch's.
+# travel. You average them, pack them into buckets, and send them while backward is still computing. Finally, your
+# `DataParallel` races PyTorch's `DistributedDataParallel`.
 #
 # **What you will gain.** The baseline sums 300 gradients in 300 messages. You send the same bytes in one, and start
 # most all-reduces *during* backward.
@@ -27,7 +27,7 @@ tp
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
-GPUS = torch.cuda.device_count()  # two or more: the ranks talk through NCCL, otherwise through gloo, on the CPU
+GPUS = torch.cuda.device_count()  # with two or more, ranks talk through NCCL; otherwise through gloo, on the CPU
 FULL = scale() == "full" and GPUS >= 2  # one GPU cannot carry two ranks
 WIDTH = 2048 if FULL else 512
 LAYERS = 16 if FULL else 8
@@ -74,7 +74,7 @@ def sum_each(parameters):
 baseline = launch.ranks(small_gradients, sum_each, n=2)[0]
 report.table(SMALL, [("one by one", *baseline)])
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## The idea
 #
 # Cut the batch into $N$ equal shares. The mean of the shares' gradients is the gradient of the whole:
@@ -99,7 +99,7 @@ def draw(axes, row, name, sends):
     axes.text(-0.2, row + 0.18, name, ha="right", va="center")
 
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(8.5, 2.9), layout="constrained")
 draw(axes, 0, "one by one", [(9 + 0.85 * k, 0.85, f"{6 - k}") for k in range(6)])
 draw(axes, 1, "in buckets", [(9, 1.4, "6, 5"), (10.4, 1.4, "4, 3"), (11.8, 1.4, "2, 1")])
@@ -111,6 +111,15 @@ colours = {"forward": "#0072B2", "backward, layer": "#009E73", "all-reduce of la
 figure.legend([plt.Rectangle((0, 0), 1, 1, color=c) for c in colours.values()], colours, fontsize=9, frameon=False,
               loc="outside lower center", ncols=4)  # fmt: skip
 plt.show()
+
+# %% [markdown]
+# Look at two ranks (`%%ranks`, see 00). Each has built its own layer:
+
+# %%
+# %%ranks 2
+torch.manual_seed(dist.get_rank())  # as if each had started by itself
+layer = torch.nn.Linear(3, 1, bias=False).to(launch.device())
+layer.weight.data
 # %% [markdown]
 # The model is a chain of linear layers of the same size. In the training step, `average` stands for the code that you
 # will write.
@@ -142,7 +151,7 @@ def train_step(model, x, optimizer, average):
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 def watch(wrap, steps=6):
-    """On a rank: steps like train_step, recorded. Returns their entries, and how far the weights are from rank 0's."""
+    """On a rank: record steps like train_step. Returns their entries, and how far the weights are from rank 0's."""
 
     def last_gradient(_):
         phase.close()
@@ -177,7 +186,7 @@ STEPS = {"a step of rank 0": "{}", "messages": "{}", "started in backward": "{}"
 
 
 def watched(name, wrap, n=2):
-    """Watch n ranks: (a row of the table STEPS, a record of the quickest step, the least disturbed one)."""
+    """Watch n ranks: (a row of the table STEPS, a record of the quickest step, as it was the least disturbed)."""
     results = launch.ranks(watch, wrap, n=n)
     steps = [[entry for rank in step for entry in rank] for step in zip(*(entries for entries, _ in results))]
     quickest = min(steps[1:], key=lambda step: max(e["end"] for e in step) - min(e["start"] for e in step))
@@ -206,7 +215,7 @@ def timeline(*records):
 # buffers** into `model` on every other rank, in place: an optimizer may already hold the parameters. Each tensor
 # travels once. Return nothing. About 5 lines.
 #
-# A *view with gaps* can't be sent directly: gloo would send the wrong memory, and NCCL raises an error.
+# A view with *gaps* in memory, such as `t[::2]`, can't be sent directly: gloo would send the wrong memory.
 #
 # <details><summary>Hint</summary>
 #
@@ -270,7 +279,7 @@ tp.check(2, my_indices)
 # %% [markdown]
 # ### Balise 3 · Average the gradients, one by one · about 10 min
 #
-# After backward, `p.grad` is the gradient of this rank's share, for each `p` of the list `parameters`. Replace it by
+# After backward, `p.grad` is the gradient of this rank's share, for each `p` in the list `parameters`. Replace it by
 # its mean over the ranks, on every rank. If `p.grad` is None, leave it. Each gradient travels once, in its own dtype.
 # Return nothing. About 4 lines.
 #
@@ -294,6 +303,17 @@ def average_gradients(parameters):
 # %%
 tp.check(3, average_gradients)
 
+# %% [markdown]
+# Each rank's gradient, before your average and after it:
+
+# %%
+# %%ranks 2 --take average_gradients
+layer = torch.nn.Linear(3, 1, bias=False).to(launch.device())
+layer(torch.full((1, 3), 1.0 + dist.get_rank(), device=launch.device())).sum().backward()
+before = layer.weight.grad.tolist()
+average_gradients(list(layer.parameters()))
+before, layer.weight.grad.tolist()
+
 
 # %%
 def silent(model):
@@ -311,18 +331,18 @@ report.table(STEPS, [row_silent, row_one_by_one])
 timeline(record_one_by_one)
 
 # %% [markdown]
-# Without communication the ranks drift apart into two separate trainings. With your averages they agree. But every
-# all-reduce waits for the end of backward, and for the one before it.
+# Without communication the ranks drift apart: each trains its own network. With your averages they agree. But every
+# all-reduce waits for the end of backward, and for the all-reduce before it.
 
 # %% [markdown]
 # ### Balise 4 · Flat buckets · about 18 min
 #
-# Each message has a fixed cost, and most of a ResNet-50's 161 parameters are tiny. So we copy several gradients into
-# one flat tensor, a **bucket**, and reduce that.
+# Each message has a fixed cost, and most of a ResNet-50's 161 parameter tensors are tiny. So we copy several
+# gradients into one flat tensor, a **bucket**, and reduce that.
 #
 # **`make_buckets`** returns lists of parameters, **in reverse order**, because backward computes the last gradients
-# first. A bucket has at most `capacity` **bytes** and a single dtype. A larger parameter gets its own bucket. For one
-# parameter, `size` is its size in bytes, and `room` is the bytes left in the last bucket.
+# first. A bucket has at most `capacity` **bytes** and a single dtype. A larger parameter gets its own bucket. `size` is
+# a parameter's size in bytes, and `room` the bytes left in the last bucket.
 #
 # **`average_in_buckets`** copies the gradients of a bucket (none is None) into one flat tensor, does **one**
 # all-reduce, and copies the means back. Some gradients aren't contiguous.
@@ -368,7 +388,7 @@ def average_in_buckets(buckets):
 # %%
 tp.check(4, make_buckets, average_in_buckets)
 # %% [markdown]
-# Average the 300 gradients again, in buckets of growing size. Guess first.
+# Average the 300 gradients again, in buckets of growing size.
 
 # %%
 faster = tp.predict("How many times faster is one message of 2.4 MB than 300 messages of 8 kB?", ...)
@@ -414,7 +434,7 @@ class Bucket:
 
 
 # %% [markdown]
-# ### Balise 5 · Overlap · about 18 min
+# ### Balise 5 · Overlap · about 19 min
 #
 # As soon as a bucket is complete, start its all-reduce **asynchronously** (`async_op=True`): the call returns
 # immediately, and you wait later. A *hook* makes autograd call you when a gradient is ready.
@@ -428,6 +448,9 @@ class Bucket:
 #
 # About 2, 4 and 5 lines.
 #
+# **Write all of it:** `tp.open_task(5)` gives you only names and docstrings. Build data parallelism as one class: hooks,
+# buckets, sums that run during backward, means in place.
+#
 # <details><summary>Hint</summary>
 #
 # `p.register_post_accumulate_grad_hook(f)` calls `f(p)` after the gradient has been added to `p.grad` (`register_hook`
@@ -435,9 +458,15 @@ class Bucket:
 # </details>
 
 
-# %% tags=["balise-5"]
+# %% tags=["balise-5", "slide-mistake=hook-too-early"]
 class Overlap:
-    """Averages the gradients of `parameters` in buckets of `capacity` bytes, while backward runs."""
+    """Averages the gradients of `parameters` over the ranks while backward runs.
+
+    `make_buckets(parameters, capacity)` groups the parameters. Each bucket is one all-reduce of one flat tensor. It starts,
+    asynchronously, as soon as the bucket's last gradient is complete. Every parameter gets one gradient in a backward
+    and is sent once. Nothing is written into a tensor while its all-reduce runs, and the parameters don't change. Steps
+    follow each other; between them, p.grad may be set to None or to zeros in place.
+    """
 
     def __init__(self, parameters, capacity):
         self.buckets = [Bucket(group) for group in make_buckets(parameters, capacity)]
@@ -449,7 +478,7 @@ class Overlap:
         # END SOLUTION
 
     def ready(self, p):
-        """p.grad is complete."""
+        """p.grad is complete; called by a hook on p. If p is the last of its bucket, start the all-reduce."""
         # BEGIN SOLUTION
         bucket = self.home[p]
         bucket.place(p)
@@ -458,7 +487,7 @@ class Overlap:
         # END SOLUTION
 
     def finish(self):
-        """Wait; afterwards every p.grad is the mean over the ranks."""
+        """Called after backward. Wait; then every p.grad is the mean over the ranks, ready for the next step."""
         # BEGIN SOLUTION
         for work in self.running:
             work.wait()
@@ -487,7 +516,7 @@ timeline(record_one_by_one, record_overlapped)
 # two **modelled** H100s with a 100 Gb/s link and 64 images each.
 
 
-# %%
+# %% tags=["slide"]
 def modelled_step(clock, overlap):
     """On a modelled rank: one step with your averages, in buckets during backward or in one message after it."""
     model = resnet50().to(launch.device())
@@ -520,7 +549,7 @@ report.streams(runs) if runs else None
 #
 # <details><summary>Hint</summary>
 #
-# The hooks still fire inside `no_sync()`: let `ready` look at the switch. `contextlib.nullcontext()` is a context that
+# The hooks still fire inside `no_sync()`: let `ready` look at `sending`. `contextlib.nullcontext()` is a context that
 # does nothing. Weight each mean by its share of rows, `len(part) / total`.
 # </details>
 
@@ -623,7 +652,7 @@ class Reducer:
         # END SOLUTION
 
     def finish(self):
-        """Send what backward left, with zeros for unused parameters, and wait."""
+        """Send the buckets that backward did not complete, with zeros for unused parameters, and wait for all."""
         # BEGIN SOLUTION
         for bucket in self.buckets:
             for p in list(bucket.missing):
@@ -644,10 +673,10 @@ tp.check(7, Reducer)
 # %% [markdown]
 # ## The all-reduce itself
 #
-# In a **ring**, each rank sends to the next one only, and the tensor is cut into $N$ chunks. In the $N-1$ steps of the
-# *reduce-scatter*, every rank passes a chunk on, and the receiver adds its own part. Then the *all-gather* passes the
-# finished chunks around. Each rank sends $2\,\frac{N-1}{N}\,n < 2n$ bytes, however many ranks there are. Each number
-# below counts the ranks summed in a chunk.
+# In a **ring**, each rank sends to the next one only, and a tensor of $n$ bytes is cut into $N$ chunks. In the $N-1$
+# steps of the *reduce-scatter*, every rank passes a chunk on, and the receiver adds its own part. Then the *all-gather*
+# passes the finished chunks around. Each rank sends $2\,\frac{N-1}{N}\,n < 2n$ bytes, however many ranks there are.
+# Each number below counts the ranks in a chunk's sum.
 
 # %% jupyter={"source_hidden": true}
 n = 4
@@ -757,7 +786,7 @@ timeline(record_yours, record_torchs)
 # Python, and PyTorch's run C++.
 
 # %%
-slower = tp.predict("On 2 ranks, how many times as long does a step take with yours as with DDP?", ...)
+slower = tp.predict("On 2 ranks, how many times as long does a step take with your class as with DDP?", ...)
 
 
 # %% jupyter={"source_hidden": true}
@@ -783,7 +812,7 @@ slower.shows(medians["yours"] / medians["DDP"], "× {:.2f}", why)
 #
 # Compare your messages with those of the baseline.
 
-# %%
+# %% tags=["slide"]
 report.table(SMALL, [("one by one", *baseline), ("in one of your buckets", *one)])
 print()
 report.table(STEPS, [row_silent, row_one_by_one, row_yours, row_torchs])
@@ -791,23 +820,26 @@ report.table(STEPS, [row_silent, row_one_by_one, row_yours, row_torchs])
 # %% [markdown]
 # ## Beyond this machine · further
 #
-# A **model** of a ResNet-50 on A100s. The *scaling efficiency* is the time of a step without communication, divided by
-# its time with communication. Each message also has a latency. A ring has $2(N-1)$ steps, a tree $2\log_2 N$;
-# *best* is the quicker one.
+# The table **models** a ResNet-50 on nodes of 8 A100s. The *scaling efficiency* is the time of a step without
+# communication, divided by its time with it. Between $N$ nodes, an all-reduce pays a message's latency $2(N-1)$ times
+# in a ring, $2\log_2 N$ times in a tree; *best* is the quicker.
 
 # %% jupyter={"source_hidden": true}
 GRADIENTS = 25.6e6 * 4  # bytes of a ResNet-50's gradients, float32
 STEP = 64 / planner.A100.resnet50_mixed  # seconds of computing for 64 images on an A100, in mixed precision
-LINK = planner.Link(6e-6, 12.5e9)  # seconds a message, an assumption; 100 Gb/s for each rank
+A100S = planner.Cluster(planner.A100)  # nodes of 8, a network card of 200 Gb/s for each rank
 CALL = 20e-6  # seconds that a collective costs by itself, an assumption
 
 
 def efficiency(ranks, messages, overlap, algorithm):
-    """Model: time of a step without communication over its time with it."""
-    step = planner.data_parallel_step(
-        STEP / 3, 2 * STEP / 3, GRADIENTS, lambda size: CALL + planner.all_reduce(size, ranks, LINK, algorithm),
-        bucket_bytes=GRADIENTS / messages, overlap=overlap,
-    )  # fmt: skip
+    """Model: time of a step without communication, divided by its time with it."""
+
+    def all_reduce(size):
+        links = A100S.inside(8), A100S.between
+        return CALL + planner.hierarchical_all_reduce(size, ranks // 8, 8, *links, algorithm)
+
+    sizes = {"bucket_bytes": GRADIENTS / messages, "overlap": overlap}
+    step = planner.data_parallel_step(STEP / 3, 2 * STEP / 3, GRADIENTS, all_reduce, **sizes)
     return planner.scaling_efficiency(step)
 
 
@@ -822,18 +854,18 @@ report.table({"model": "{}"} | {f"{n} ranks": "{:.0%}" for n in (8, 64, 1024)},
              [(name, *(efficiency(n, *way) for n in (8, 64, 1024))) for name, way in WAYS.items()])  # fmt: skip
 
 # %% [markdown]
-# With few ranks the bandwidth decides, and large buckets with overlap scale well. With many ranks the latency decides,
-# so libraries switch to trees.
+# Inside a node, overlap hides even small messages. Over many nodes latency dominates, so libraries send large
+# buckets and switch to trees.
 
 # %%
 tp.progress()
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## Three questions
 #
 # <details><summary>With float16 gradients, do you divide before the sum or after it?</summary>
 #
-# Before. Two gradients of 40,000 have the mean 40,000, but their sum exceeds 65,504, the largest float16. Your
+# Before. Two gradients of 40,000 have a mean of 40,000, but their sum exceeds 65,504, the largest float16. Your
 # <code>place</code> divides first, as PyTorch does. With very many ranks, small gradients may then underflow. bfloat16
 # has neither problem.
 # </details>
@@ -855,5 +887,5 @@ tp.progress()
 # ## To remember
 #
 # The mean of the gradients of equal shares is the gradient of the whole batch. Start all ranks from the same weights,
-# call the same collectives in the same order everywhere, and send few large messages while backward computes. The next
-# work, **09_ddp**, uses PyTorch's version in a real training function.
+# call the same collectives in the same order everywhere, and send a few large messages while backward computes. The
+# next work, **09_ddp**, uses PyTorch's version in a real training function.

@@ -1,11 +1,11 @@
-# %% [markdown]
-# # Data parallelism with DDP, and jobs · about 115 min, core 45
+# %% [markdown] tags=["slide"]
+# # Data parallelism with DDP, and jobs · about 120 min, core 45
 #
-# `DistributedDataParallel` (DDP) is one line around a network. The rest is yours: which rank gets which samples, what a
+# `DistributedDataParallel` (DDP) wraps a network in one line. The rest is yours: which rank gets which samples, what a
 # metric means, who writes the checkpoint. Most mistakes are silent. Your criterion: **many ranks must compute what one
 # process computes on the whole batch**.
 #
-# **What you will gain.** Each of two ranks computes 120 of the 240 samples of a step, and the loss is the same. An
+# **What you will gain.** Each of two ranks processes 120 of the 240 samples of a step, and the loss is the same. An
 # interrupted job resumes with losses that are 0.00 % off.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -47,7 +47,7 @@ BATCH = 240  # samples of a step, over all ranks together
 EPOCHS = 8
 RATE = 0.5  # learning rate
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## The idea
 #
 # Every rank has a copy of the network and computes the gradient of its part of the batch. The mean over the ranks is
@@ -56,11 +56,11 @@ RATE = 0.5  # learning rate
 # $$g = \frac{1}{B}\sum_{i=1}^{B} \nabla \ell_i
 # = \frac{1}{N}\sum_{r=1}^{N} \Big(\frac{N}{B} \sum_{i \in \text{part } r} \nabla \ell_i\Big)$$
 #
-# The bracket is the mean over rank $r$'s part **only if the parts are equally large**. DDP exchanges gradients in
-# buckets while the backward pass still computes others:
+# The term in brackets is the mean over rank $r$'s part **only if all parts are equally large**. DDP exchanges gradients
+# in buckets while the backward pass still computes others:
 
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 def block(axes, rank, start, length, colour, text):
     axes.barh(rank, length, left=start, height=0.36, color=colour, edgecolor="white")
     axes.text(start + length / 2, rank, text, ha="center", va="center", color="white", fontsize=8)
@@ -92,7 +92,7 @@ val_set = TensorDataset(digits.val_x.flatten(1), digits.val_y)
 
 @torch.inference_mode()
 def accuracy(model):
-    """Of a network on one device, on the validation set."""
+    """Accuracy of a network on the validation set, on one device."""
     x, y = (one.to(next(model.parameters()).device) for one in val_set.tensors)
     return (model(x).argmax(dim=1) == y).double().mean().item()
 
@@ -124,7 +124,7 @@ def train_alone(make_model, dataset, epochs, batch_size, learning_rate):
 
 # %%
 model, alone = train_alone(make_model, train_set, EPOCHS, BATCH, RATE)
-COLUMNS = {"": "{}", "samples a rank and step": "{}", "bytes exchanged": "{:,}", "loss": "{:.3f}", "accuracy": "{:.3f}"}
+COLUMNS = {"": "{}", "samples per rank/step": "{}", "bytes exchanged": "{:,}", "loss": "{:.3f}", "accuracy": "{:.3f}"}
 report.table(COLUMNS, [("one process", BATCH, 0, alone[-1], accuracy(model))])
 
 # %% [markdown]
@@ -132,7 +132,7 @@ report.table(COLUMNS, [("one process", BATCH, 0, alone[-1], accuracy(model))])
 #
 # `join_world()` is given: it reads the rank from the variables of `torchrun` or `srun`.
 #
-# **`train` is `train_alone` on all ranks.** Write the three places that make it parallel:
+# **`train` is `train_alone` on all ranks.** Write the three parts that make it parallel:
 #
 # 1. `ddp`, the wrapped network on `device`; a `sampler` that gives each rank its share; and a `loader` that uses it.
 #    `batch_size` counts the samples of a step over *all* ranks, and is a multiple of their number;
@@ -143,7 +143,7 @@ report.table(COLUMNS, [("one process", BATCH, 0, alone[-1], accuracy(model))])
 #
 # <details><summary>Hint</summary>
 #
-# `DDP(network)`. `DistributedSampler(dataset)` cuts the shares and shuffles them. Without `set_epoch`, each epoch has
+# `DDP(network)`. `DistributedSampler(dataset)` shuffles, then cuts the shares. Without `set_epoch`, each epoch has
 # the same order. `DataLoader(dataset, batch, sampler=...)` takes the batch of *one* rank. `dist.all_reduce` adds up
 # over the ranks, in place.
 # </details>
@@ -151,7 +151,7 @@ report.table(COLUMNS, [("one process", BATCH, 0, alone[-1], accuracy(model))])
 
 # %% tags=["balise-1"]
 def join_world():
-    """Start the process group where there is none. Returns the torch.device of this rank."""
+    """Start the process group if there is none. Returns the torch.device of this rank."""
     if dist.is_initialized():
         return launch.device()
     environment = os.environ.get
@@ -167,7 +167,7 @@ def join_world():
 
 
 def train(make_model, dataset, epochs, batch_size, learning_rate):
-    """Train on all ranks; batch_size over all of them. Returns the module, and the mean loss of each epoch."""
+    """Train on all ranks; batch_size is that of all together. Returns the module, and the mean loss of each epoch."""
     device = join_world()
     # BEGIN SOLUTION
     ddp = DDP(make_model().to(device), device_ids=[device] if device.type == "cuda" else None)
@@ -204,13 +204,13 @@ trained, losses = results[0]
 report.table({"epoch": "{}", "loss alone": "{:.3f}", "on ranks": "{:.3f}"}, list(zip(range(1, 9), alone, losses)))
 
 # %% [markdown]
-# The losses agree except for the order of the samples.
+# The losses differ only because the samples come in a different order.
 
 # %% [markdown]
 # ### Balise 2 · Metrics over ranks, exact · about 13 min
 #
-# A validation set rarely divides by the number of ranks. `DistributedSampler` then repeats samples, and a mean of the
-# ranks' means gives a small share the same weight as a large one. Both are wrong for a metric.
+# The number of ranks rarely divides the size of a validation set. `DistributedSampler` then repeats samples, and a mean
+# of the ranks' means gives a small share the same weight as a large one. Both are wrong for a metric.
 #
 # `evaluate` returns `(loss, accuracy)` over **all** samples, each counted once. A rank may have no sample at all. Write
 #
@@ -222,12 +222,12 @@ report.table({"epoch": "{}", "loss alone": "{:.3f}", "on ranks": "{:.3f}"}, list
 #
 # <details><summary>Hint</summary>
 #
-# Use `Subset(dataset, places)` with every `world_size`-th place, starting at the rank. `F.cross_entropy(...,
+# Use `Subset(dataset, indices)` with every `world_size`-th index, starting at the rank. `F.cross_entropy(...,
 # reduction="sum")` adds up the losses of a batch. `sums.tolist()` gives three floats.
 # </details>
 
 
-# %% tags=["balise-2"]
+# %% tags=["balise-2", "slide-mistake=means-averaged"]
 def evaluate(model, dataset, batch_size):
     """Mean loss and accuracy over the whole data set, exact, on every rank: two floats."""
     device = next(model.parameters()).device
@@ -257,7 +257,7 @@ def evaluate(model, dataset, batch_size):
 tp.check(2, evaluate)
 
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 def evaluate_badly(model, dataset, batch_size):
     """The usual mistake: a sampler that pads, and a mean of means."""
     device = next(model.parameters()).device
@@ -279,18 +279,18 @@ rows = [(n, *launch.ranks(both, trained, n=n)[0]) for n in (1, 2, 4)]
 report.table({"ranks": "{}", "yours": "{:.5f}", "padding, mean of means": "{:.5f}"}, rows)
 
 # %% [markdown]
-# A metric that changes with the number of ranks says nothing about the network.
+# A metric is wrong if it changes with the number of ranks.
 
 # %% [markdown]
 # ### Balise 3 · Batch norm over all ranks · further · about 15 min
 #
 # Synchronised batch norm computes what one process computes with one big batch, forward *and* backward.
 #
-# **`AllReduceSum`** adds up over the ranks. Write `backward`: `gradient` is that of this rank's *own* loss with respect
-# to the sum. But the sum went into the losses of all ranks.
+# **`AllReduceSum`** adds up over the ranks. Write `backward`: `gradient` is the gradient of this rank's *own* loss with
+# respect to the sum. But the sum went into the losses of all ranks.
 #
-# **`SyncBatchNorm.forward(x)`**: `b` may differ between ranks. Write `n`, the number of values of a channel over all
-# ranks (a tensor without a gradient), and `mean` and biased variance `var`, both `(channels,)`, with **one** message
+# **`SyncBatchNorm.forward(x)`**: `b` may differ between ranks. Write `n`, the number of values per channel on all ranks
+# together (a tensor without a gradient), `mean` and the biased variance `var`, both `(channels,)`, with **one** message
 # forward and one backward:
 #
 # $$S_1 = \sum x, \quad S_2 = \sum x^2, \qquad \mu = S_1/n, \quad \sigma^2 = S_2/n - \mu^2$$
@@ -417,7 +417,7 @@ tp.check(4, make_parallel)
 print(launch.ranks(three_steps, make_parallel, n=2, timeout=10))
 
 # %% [markdown]
-# The option costs time in every step, and it hides the mistake of a layer that is never called.
+# The option costs time in every step. It also hides a mistake: a layer that is never called.
 
 # %% [markdown]
 # ### Balise 5 · Accumulate, exchange once, and choose the learning rate · further · about 10 min
@@ -430,8 +430,8 @@ print(launch.ranks(three_steps, make_parallel, n=2, timeout=10))
 #
 # <details><summary>Hint</summary>
 #
-# Treat the steps after the warm-up first. Before them, the rate has gone the fraction `step / warmup_steps` of the way
-# from `base` to the target.
+# Handle the steps after the warm-up first. During the warm-up, the rate has gone the fraction `step / warmup_steps` of
+# the way from `base` to the target.
 # </details>
 
 
@@ -462,10 +462,10 @@ tp.check(5, accumulate, learning_rate)
 
 
 # %% [markdown]
-# Four micro-batches on every rank: what does one exchange save against four?
+# Race one exchange against four:
 
 # %%
-faster = tp.predict("Four micro-batches: how many times faster is a step with one exchange than with four?", ...)
+faster = tp.predict("With four micro-batches, how many times faster is a step with one exchange than with four?", ...)
 
 
 # %% jupyter={"source_hidden": true}
@@ -494,7 +494,7 @@ race = launch.ranks(race_accumulation, n=RANKS)[0]
 faster.shows(
     race.medians["an exchange each time"] / race.medians["one exchange"],
     "× {:.2f}",
-    "A quarter of the messages, but all of the computing remains, and DDP hides part of an exchange anyway.",
+    "Only a quarter of the messages are left. But all the computing remains, and DDP hides part of an exchange anyway.",
 )
 race
 
@@ -504,19 +504,19 @@ race
 # The slowest rank sets the pace, and sequences differ in length. A simple rule is never worse than 4/3 of the best
 # partition (Graham, 1969): **longest first, each to the rank with the fewest tokens so far.**
 #
-# `balance(lengths, world_size)` returns a list of *places* in `lengths` for each rank. All ranks must find the same
-# lists. Write the loop. About 4 lines.
+# `balance(lengths, world_size)` returns a list of *indices* into `lengths` for each rank. All ranks must compute the
+# same lists. Write the loop. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `sorted(range(len(lengths)), key=...)` sorts places. `heapq.heappop(loads)` takes out the smallest pair `(tokens,
+# `sorted(range(len(lengths)), key=...)` sorts indices. `heapq.heappop(loads)` takes out the smallest pair `(tokens,
 # rank)`; `heapq.heappush(loads, pair)` puts one in.
 # </details>
 
 
 # %% tags=["balise-6"]
 def balance(lengths, world_size):
-    """Places in `lengths`, shared out over the ranks so that the sums of lengths are nearly equal."""
+    """Indices into `lengths`, a list for each rank, so that the ranks' sums of lengths are nearly equal."""
     shares = [[] for _ in range(world_size)]
     loads = [(0, rank) for rank in range(world_size)]  # a heap: (tokens, rank)
     # BEGIN SOLUTION
@@ -552,16 +552,19 @@ def show_loads():
 show_loads()
 
 # %% [markdown]
-# ### Balise 7 · A checkpoint that survives · further · about 14 min
+# ### Balise 7 · A checkpoint that survives · further · about 15 min
 #
-# A job may end while it writes. There must always be a whole checkpoint under `path`: rank 0 writes a second file
+# A job may end while it writes. There must always be a whole checkpoint at `path`: rank 0 writes a second file
 # beside it and moves it into place. The others wait; that part is given.
 #
-# **`save_checkpoint`**: write, for rank 0, `state`, a dictionary with the states of the network (under its own names,
-# not DDP's) and of the optimizer, and `epoch`. Then write the two lines that save it.
+# **`save_checkpoint`**: write `state`, a dictionary with the states of the network (under its own names, not DDP's) and
+# of the optimizer, and `epoch`. Then write the two lines that save it. Rank 0 alone runs all this.
 #
 # **`load_checkpoint`**: restore both on every rank, and return the number of epochs. The tensors must not all go to
 # rank 0's GPU, and the file must not run code while it loads. About 5 and 4 lines.
+#
+# **Write all of it:** `tp.open_task(7)` gives you only names and docstrings. Save a checkpoint that neither a kill nor
+# a full disk can damage, and load it on every rank.
 #
 # <details><summary>Hint</summary>
 #
@@ -572,7 +575,12 @@ show_loads()
 
 # %% tags=["balise-7"]
 def save_checkpoint(path, model, optimizer, epoch):
-    """Rank 0 writes the state of model and optimizer and the number of epochs done, whole or not at all."""
+    """Rank 0 alone writes the states of model and optimizer and `epoch`, the number of epochs done.
+
+    model may be wrapped in DDP; the file has the names of the network inside, and only tensors and plain numbers. There
+    is a whole checkpoint at `path` at every moment: write another file in the same folder, then move it into place in
+    one operation. No rank returns before that. If writing fails (OSError, RuntimeError), all ranks raise the error.
+    """
     outcome = [None]
     if dist.get_rank() == 0:
         # BEGIN SOLUTION
@@ -593,7 +601,10 @@ def save_checkpoint(path, model, optimizer, epoch):
 
 
 def load_checkpoint(path, model, optimizer):
-    """Restore model and optimizer on this rank. Returns the number of epochs done, 0 without a file."""
+    """Restore model, perhaps wrapped in DDP, and optimizer on this rank. Returns the epochs done, 0 without a file.
+
+    Tensors go to the device of the model's parameters. Parameters stay the same objects. The file can't run code.
+    """
     if not Path(path).exists():
         return 0
     network = model.module if isinstance(model, DDP) else model
@@ -612,7 +623,7 @@ tp.check(7, save_checkpoint, load_checkpoint)
 # %% [markdown]
 # ## A job
 #
-# On a supercomputer, Slurm queues jobs. `launch.job` submits a function of the notebook, or runs it here without Slurm.
+# On a supercomputer, Slurm queues jobs. `launch.job` submits a function to it. Without Slurm, the function runs here.
 
 
 # %%
@@ -642,7 +653,7 @@ launch.queue()
 # 3. **The start:** `srun` starts `command`, such as `python train.py`, once for each process. The command may contain
 #    quotes.
 #
-# `join_world` picks its GPU among all those of the node, so ask for GPUs by node, not by task. About 12 lines of text.
+# `join_world` picks its GPU from all those of the node, so ask for GPUs per node, not per task. About 12 lines of text.
 #
 # <details><summary>Hint</summary>
 #
@@ -683,10 +694,10 @@ print(batch_script(nodes=2, gpus_per_node=4, cpus_per_gpu=10, minutes=90, comman
 # %% [markdown]
 # Most sites also want an account and a partition: see `docs/slurm.md`.
 #
-# ## Typed once
+# ## From the command line
 #
 # `torchrun` starts ranks on one node, `sbatch` submits a script, `squeue` shows the queue. `program` writes a file that
-# runs a function of this notebook.
+# runs a function from this notebook.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -708,7 +719,7 @@ if dist.is_initialized():
 
 
 def slurm_here():
-    """Whether a Slurm answers."""
+    """Whether Slurm answers."""
     command = ["scontrol", "ping"]
     return bool(shutil.which("scontrol")) and " is UP" in subprocess.run(command, capture_output=True, text=True).stdout
 
@@ -716,7 +727,7 @@ def slurm_here():
 def shell(line):
     """Run a command line in FOLDER, and show what it writes."""
     if not line.startswith("torchrun") and not slurm_here():
-        print(f"no Slurm answers here; on a cluster you would type: {line}")
+        print(f"there is no Slurm here; on a cluster you would type: {line}")
         return
     line = line.replace("torchrun", f"{sys.executable} -m torch.distributed.run")  # the same program, by this Python
     done = subprocess.run(line, shell=True, text=True, capture_output=True, cwd=FOLDER)
@@ -735,14 +746,14 @@ shell("squeue --me")
 # %% [markdown]
 # ## Past the time limit · further
 #
-# ### Balise 9 · Everything that a job must hand on · further · about 14 min
+# ### Balise 9 · Everything that the next job needs · further · about 14 min
 #
 # `#SBATCH --signal=USR1@90` asks Slurm for a signal 90 s before the limit. Then the ranks save and requeue the job. The
 # restarted job must have exactly the losses of an uninterrupted one.
 #
-# `Everything` takes the optimizer's place in `save_checkpoint`. It knows the other parts of a training, where the
-# loader is, and the random states of all ranks (for dropout). Write its two methods. `state_dict` runs on rank 0 alone
-# and must not communicate: `collect` has done that. About 2 and 4 lines.
+# `Everything` takes the optimizer's place in `save_checkpoint`. It holds the other parts of the training, the position
+# of the loader, and the random states of all ranks (for dropout). Write its two methods. `state_dict` runs on rank 0
+# alone and must not communicate: `collect` has done that. About 2 and 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -760,17 +771,17 @@ def random_states():
 def set_random_states(states):
     """Put this rank's generators into states that `random_states` has returned."""
     for set_state, one in zip((torch.set_rng_state, torch.cuda.set_rng_state), states):
-        set_state(one.cpu().clone())  # a view of a larger tensor would not do
+        set_state(one.cpu().clone())  # a clone, because a view of a larger tensor does not work
 
 
 # %% tags=["balise-9"]
 class Everything:
-    """What a training needs besides its network, with a state like an optimizer's."""
+    """What a training run needs besides its network. It has a state_dict, like an optimizer."""
 
     def __init__(self, **parts):
         self.parts = parts  # by name: the optimizer, the scheduler, the loss scaler, ...
-        self.epoch, self.batch = 0, 0  # where the loader stands: epochs done, and batches of this one
-        self.random = None  # one entry a rank
+        self.epoch, self.batch = 0, 0  # position of the loader: epochs done, and batches done of this one
+        self.random = None  # one entry per rank
 
     def collect(self):
         """On all ranks, before saving: get the random states of all."""
@@ -798,8 +809,8 @@ class Everything:
 tp.check(9, Everything)
 
 # %% [markdown]
-# In the training that uses it, the signal's **handler only sets a flag**, and the ranks **agree** after each step: a
-# rank that left alone would leave the others waiting.
+# In `train_on`, the signal's **handler only sets a flag**, and the ranks **agree** after each step whether to leave. A
+# rank that left alone would keep the others waiting.
 
 
 # %% tags=["setup"]
@@ -819,7 +830,7 @@ def train_on(path, epochs, notice_at=None, make=None):
     load_checkpoint(path, ddp, rest)
     for epoch in range(rest.epoch, epochs):
         sampler.set_epoch(epoch)
-        for x, y in itertools.islice(loader, rest.batch, None):  # batches that were done are loaded, and dropped
+        for x, y in itertools.islice(loader, rest.batch, None):  # batches done before are loaded and dropped
             with torch.autocast(device.type, torch.float16):
                 loss = F.cross_entropy(ddp(x.to(device)), y.to(device))
             optimizer.zero_grad()
@@ -842,7 +853,7 @@ def train_on(path, epochs, notice_at=None, make=None):
 
 
 # %%
-off = tp.predict("Resumed without the optimizer's state: by what % is the next loss off?", ...)
+off = tp.predict("You resume without the optimizer's state. By what % is the next loss off?", ...)
 
 
 # %% jupyter={"source_hidden": true}
@@ -854,7 +865,7 @@ class Ignored:
 
 
 class Without(Everything):
-    """Everything, but for one thing."""
+    """Everything, except that the part MISSING is not restored."""
 
     def load_state_dict(self, saved):
         fresh, part = random_states(), self.parts.get(MISSING)
@@ -873,20 +884,18 @@ FOLDER.mkdir(parents=True, exist_ok=True)
 (FOLDER / "resumed.pt").unlink(missing_ok=True)
 whole, _ = launch.ranks(train_on, FOLDER / "none.pt", EPOCHS, n=2)[0]
 begun, _ = launch.ranks(train_on, FOLDER / "resumed.pt", EPOCHS, 27, n=2)[0]
-print(
-    f"of {len(whole)} steps, {len(begun)} were done when rank 1 got the signal; resumed, the losses are off by, in %:"
-)
+print(f"{len(begun)} of {len(whole)} steps were done when rank 1 got the signal. By what % are later losses off?")
 rows = []
 for MISSING in (None, "optimizer", "scheduler", "scaler", "random states", "place of the loader"):
     rest = launch.ranks(train_on, FOLDER / "resumed.pt", EPOCHS, None, Without if MISSING else None, n=2)[0][0]
     gaps = [100 * abs(a - b) / b for a, b in zip(rest, whole[len(begun) :])]
     rows.append((MISSING or "nothing", gaps[0], gaps[1], max(gaps)))
 report.table({"without": "{}", "first": "{:.2f}", "second": "{:.2f}", "largest": "{:.2f}"}, rows)
-why = "The next loss is computed before the next update: it looks right. The mistake shows from the second on."
+why = "The next loss is computed before the next update, so it is right. The second loss shows the mistake."
 off.shows(rows[1][1], "{:.2f} %", why)
 
 # %% [markdown]
-# One correct loss is no test of a checkpoint. Now the same training as a job:
+# One correct loss doesn't prove a checkpoint complete. Now run the same training as a job:
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -914,10 +923,11 @@ shell("sbatch again.sh")
 # %% [markdown]
 # ## The training run, on several ranks · further
 #
-# The ResNet of works 01 to 06. **Weak scaling:** each rank keeps its batch. **Strong scaling:** the batch is shared.
+# Train the ResNet of works 01 to 06. **Weak scaling:** each rank keeps its batch. **Strong scaling:** the ranks
+# share one batch.
 
 # %%
-twice = tp.predict("Weak scaling: how many times as many images a second do 2 ranks process as one, here?", ...)
+twice = tp.predict("With weak scaling, by what factor do 2 ranks here process more images/s than one?", ...)
 
 
 # %% jupyter={"source_hidden": true}
@@ -932,7 +942,7 @@ def images_a_second(strong):
     options = {"sampler": sampler, "shuffle": False, "num_workers": workers, "persistent_workers": True}
     loader = training_run.make_loader(batch_size=batch, **options)
     model = DDP(training_run.fast_model(len(photos.classes)))
-    model = torch.compile(model) if FULL else model  # compiled outside: the graph is cut where DDP's buckets end
+    model = torch.compile(model) if FULL else model  # compile around DDP: the graph is cut where its buckets end
     record = training_run.run("scaling", training_run.fast_step, model=model, loader=loader)
     times = sorted(step["total"] for step in record.steps[record.warmup :])
     return n * batch / times[len(times) // 2]
@@ -947,42 +957,36 @@ rows = [("strong" if strong else "weak", n, rate) for (strong, n), rate in rates
 report.table({"scaling": "{}", "ranks": "{}", "images/s": "{:,.0f}"}, rows)
 recorded.note("09_ddp", "scaling", [[strong, n, rate] for (strong, n), rate in rates.items()])
 if 2 in COUNTS:
-    why = "GPUs share only the link; ranks on a CPU share its memory and cores, also with their loaders."
+    why = "GPUs share only the link; ranks on a CPU share its memory and cores with each other and their loaders."
     twice.shows(rates[False, 2] / rates[False, 1], "× {:.2f}", why)
 
 # %% jupyter={"source_hidden": true}
-NETWORK = planner.Link(latency=6e-6, bandwidth=12.5e9)  # seconds, bytes a second: 100 Gbit/s for each GPU
+A100S = planner.Cluster(planner.A100)  # nodes of 8, a network card of 200 Gbit/s for each GPU
 GRADIENTS = 4 * 25.6e6  # bytes: ResNet-50 in float32
 STEP = 64 / planner.A100.resnet50_mixed  # seconds for 64 images on one A100, from its published throughput
 
 
-def predicted(
-    gpus,
-    algorithm="best",
-    overlap=True,
-    link=NETWORK,
-    computing=(STEP / 3, 2 * STEP / 3),
-    size=GRADIENTS,
-    bucket=25 * 2**20,
-):
-    """Times of a data-parallel step on so many GPUs; computing: seconds of (forward, backward)."""
+def predicted(gpus, algorithm, overlap=True):
+    """Efficiency of a data-parallel step on a number of GPUs."""
+    near = min(gpus, 8)  # GPUs of a node
 
-    def exchange(message):
-        return planner.all_reduce(message, gpus, link, algorithm)
+    def all_reduce(size):
+        links = A100S.inside(near), A100S.between
+        return planner.hierarchical_all_reduce(size, gpus // near, near, *links, algorithm)
 
-    return planner.data_parallel_step(*computing, size, exchange, overlap=overlap, bucket_bytes=bucket)
+    step = planner.data_parallel_step(STEP / 3, 2 * STEP / 3, GRADIENTS, all_reduce, overlap=overlap)
+    return planner.scaling_efficiency(step)
 
 
-counts = [2**k for k in range(2, 11)]
+counts = [2**k for k in range(2, 13)]
 curves = {
-    "ring, overlapped": ("#0072B2", "-", {"algorithm": "ring"}),
-    "ring, after backward": ("#0072B2", "--", {"algorithm": "ring", "overlap": False}),
-    "tree, overlapped": ("#009E73", "-", {"algorithm": "tree"}),
+    "ring, overlapped": ("#0072B2", "-", ("ring",)),
+    "ring, after backward": ("#0072B2", "--", ("ring", False)),
+    "tree, overlapped": ("#009E73", "-", ("tree",)),
 }
 figure, axes = plt.subplots(figsize=(8.5, 3.4), layout="constrained")
 for name, (colour, look, how) in curves.items():
-    efficiency = [planner.scaling_efficiency(predicted(n, **how)) for n in counts]
-    axes.plot(counts, efficiency, look, color=colour, label=f"ResNet-50, {name} (model)")
+    axes.plot(counts, [predicted(n, *how) for n in counts], look, color=colour, label=f"ResNet-50, {name} (model)")
 measured = {"this machine": ("#D55E00", rates)}
 if found := recorded.load("09_ddp", "scaling"):
     measured[recorded.where("09_ddp")] = ("#CC79A7", {(strong, n): rate for strong, n, rate in found})
@@ -991,20 +995,21 @@ for where, (colour, of) in measured.items():
         points = {n: rate / (n * of[False, 1]) for (s, n), rate in of.items() if s == strong}
         axes.plot(list(points), list(points.values()), marker, color=colour, label=f"{where}, {kind} (measured)")
 axes.set(xscale="log", xlabel="GPUs (this machine: ranks)", ylabel="efficiency", ylim=(0, 1.1))
-axes.set_xticks([1, 2, *counts], [str(n) for n in (1, 2, *counts)])
+ticks = [1, 2, *counts[::2]]
+axes.set_xticks(ticks, [f"{n:,}" for n in ticks])
 axes.minorticks_off()
-axes.set_title("How far does data parallelism carry?")
+axes.set_title("How far does data parallelism scale?")
 axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
 plt.show()
 
 # %% [markdown]
-# Points are measured, curves are a model of A100s. A ring's latency grows with the number of ranks, a tree's with its
-# logarithm.
+# The points are measured; the curves are a model of A100s. A ring's latency grows with the number of nodes, a tree's
+# with its logarithm.
 
 # %% [markdown]
 # ## Measured again
 #
-# The global batches are the same on one rank as on several. A hook counts the gradient bytes of a step.
+# One rank trains on the same global batches as several. A hook counts the gradient bytes of a step.
 
 
 # %% jupyter={"source_hidden": true}
@@ -1021,7 +1026,7 @@ def bytes_of_a_step():
     return sum(sent)
 
 
-# %%
+# %% tags=["slide"]
 rows = []
 for n in (1, RANKS):
     module, found = launch.ranks(train, make_model, train_set, EPOCHS, BATCH, RATE, n=n)[0]
@@ -1032,10 +1037,10 @@ report.table(COLUMNS, rows)
 # %%
 tp.progress()
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## Three questions
 #
-# <details><summary>From 1 GPU to 8, with the same batch per GPU, the loss falls more slowly per epoch. Why?</summary>
+# <details><summary>Going from 1 GPU to 8, with the same batch per GPU, the loss falls more slowly per epoch. Why?</summary>
 #
 # The global batch is 8 times as large, so there are 8 times fewer updates in an epoch. With the linear rule, the
 # learning rate is 8 times as large; the warm-up keeps the first updates from diverging.
@@ -1044,8 +1049,8 @@ tp.progress()
 # <details><summary>One rank raises an exception in its data loader. What do the others do?</summary>
 #
 # They wait in their next all-reduce. If the failed process ends, gloo notices the closed connection and the others fail
-# too; NCCL may notice only at the time limit of the process group. torchrun and `launch.ranks` end the others soon
-# after one process has failed. Look for the rank that failed <em>first</em>: its message is the cause.
+# too; NCCL may notice only at the process group's timeout. torchrun and `launch.ranks` end the others soon after one
+# process has failed. Look for the rank that failed <em>first</em>: its message names the cause.
 # </details>
 #
 # <details><summary>Why must every rank build the same network with its layers in the same order?</summary>

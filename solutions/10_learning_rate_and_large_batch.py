@@ -1,11 +1,11 @@
-# %% [markdown]
-# # Learning rates, optimizers and large batches · about 125 min, core 60
+# %% [markdown] tags=["slide"]
+# # Learning rates, optimizers and large batches · about 130 min, core 60
 #
 # A hundred ranks have a hundred times the batch of one rank. You hope for far fewer steps. Do you get them?
 #
-# **What you will gain.** Steps to a loss. At the baseline's rate, the network needs about as many steps with 1,438
-# images a step as with 256. With your schedule, AdamW needs **three times fewer steps** to the same loss,
-# and Muon five times fewer. The *gradient noise scale* predicts how large a batch still pays off.
+# **What you will gain.** At the baseline's learning rate, the network needs about as many steps to the same loss with
+# 1,438 images a step as with 256. With your schedule, AdamW needs **three times fewer**, and Muon five times fewer. The
+# *gradient noise scale* predicts how large a batch still pays off.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import copy
@@ -27,12 +27,12 @@ from torch import nn
 from dlojz_tp import course, data, launch, measure, planner, report, todo
 from dlojz_tp.training.side_by_side import SideBySide
 
-warnings.filterwarnings("ignore", message="IProgress not found|`torch.jit")  # of libraries that are only imported here
+warnings.filterwarnings("ignore", message="IProgress not found|`torch.jit")  # from libraries that we only import
 tp = course.open("10_learning_rate_and_large_batch")
 tp
 
 # %% tags=["setup"]
-torch.set_num_threads(1)  # all products of this work are small: a second thread waits more than it works
+torch.set_num_threads(1)  # all matrices of this work are small: a second thread waits more than it works
 digits = data.digits()
 X, Y, VAL_X, VAL_Y = digits.train_x, digits.train_y, digits.val_x, digits.val_y  # 1,438 and 359 images (1, 8, 8)
 
@@ -47,20 +47,20 @@ def network(width=128):
     )
 
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## The idea
 #
-# The gradient $g_B$ of a batch of $B$ samples equals the gradient $G$ of all data on average, and scatters around it.
-# With $\Sigma$, the covariance of a single sample's gradient,
+# On average, the gradient $g_B$ of a batch of $B$ samples equals the gradient $G$ of all data, around which it
+# scatters. With $\Sigma$, the covariance of a single sample's gradient,
 #
 # $$\mathbb{E}\,[g_B] = G, \qquad \mathbb{E}\,\lVert g_B - G \rVert^2 = \frac{\operatorname{tr} \Sigma}{B} .$$
 #
 # Each point below is one batch's gradient; the arrow is $G$. Once all points sit at its tip, more samples add nothing.
 
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 def batch_gradients(size, count=60):
-    """Gradients (count, parameters) of `count` random batches, for one and the same network."""
+    """Gradients (count, parameters) of `count` random batches, all for the same network."""
     torch.manual_seed(0)
     runs = SideBySide(network, [0] * count)
     picked = torch.stack([torch.randperm(len(X))[:size] for _ in range(count)])
@@ -86,20 +86,21 @@ draw_gradients()
 # %% [markdown]
 # ## The baseline: one rate, larger batches
 #
-# We train with SGD and momentum until the validation loss is 0.25, and count steps (the middle of three seeds). The
-# rate either stays the same or grows with the batch, by the *linear scaling rule* (Goyal and others, 2017).
+# We train with SGD and momentum until the validation loss is 0.25, and count steps (the median of three seeds). The
+# learning rate (*rate* for short) stays the same, or grows with the batch by the *linear scaling rule* (Goyal and
+# others, 2017).
 
 # %%
-fewer = tp.predict("From 64 to 1,438 images a step, at the same rate: how many times fewer steps to the loss?", ...)
+fewer = tp.predict("With 1,438 images a step instead of 64, at the same rate: how many times fewer steps?", ...)
 
 # %%
 TARGET, SEEDS = 0.25, 3
 
 
 def steps_to_target(make, rates, batch, schedule=None, most=200):
-    """(best rate, the steps of its seeds, sorted): steps until the validation loss is TARGET; inf after `most`.
+    """Train until the validation loss is TARGET. Returns (best rate, sorted steps of its seeds; inf: more than `most`).
 
-    make(model, rate): a list of optimizers. schedule(step, peak): the rate of a step; without it, rates stay.
+    make(model, rate): a list of optimizers. schedule(step, peak): the rate of a step; without it, the rate is constant.
     """
     tried = [(rate, seed) for rate in rates for seed in range(SEEDS)]
     runs = SideBySide(network, [seed for _, seed in tried])  # all models in one batched pass
@@ -157,13 +158,13 @@ fewer.shows(
 )
 
 # %% [markdown]
-# At the same rate, larger batches soon stop saving steps. By the linear rule the largest batch fails: the rule assumes
-# that the path is nearly straight over the steps it replaces.
+# At the same rate, larger batches soon stop saving steps. With the linear rule the largest batch fails: the rule
+# assumes that the path is nearly straight over the steps it replaces.
 #
 # ## Learning rates that change: schedules
 #
 # Early gradients change with every step, and a high rate can do lasting damage. At the end, batch noise keeps the
-# weights jumping around a minimum, as widely as the rate allows. So the rate rises first (**warm-up**), then falls.
+# weights jumping as widely as the rate allows. So the rate rises first (**warm-up**), then falls.
 #
 # ### Balise 1 · Schedules · about 14 min
 #
@@ -194,7 +195,7 @@ def warmup_cosine(step, total, warmup, peak, floor=0.0):
 
 
 def one_cycle(step, total, peak, share=0.3, start=25, end=1e4, low=0.85, high=0.95):
-    """(rate, momentum) of a step: up in the first share of the steps, then far down; the momentum the opposite."""
+    """(rate, momentum) of a step: the rate rises in the first `share` of steps, then falls; momentum the reverse."""
     top = share * total - 1  # where the peak is, on the way from step 0 to the last one, total - 1
     up = step <= top
     t = step / top if up else min((step - top) / (total - 1 - top), 1.0)
@@ -214,7 +215,7 @@ def cyclical(step, half, low, high):
 def set_rates(optimizer, rate):
     """Set the rate, or a tuple (rate, momentum), in all parameter groups."""
     rate, momentum = rate if isinstance(rate, tuple) else (rate, None)
-    for group in optimizer.param_groups:  # each may have a factor of its own: a pretrained part trains at a tenth, say
+    for group in optimizer.param_groups:  # each may have its own factor: a pretrained part may train at a tenth
         group["lr"] = rate * group.get("lr_scale", 1.0)
         if momentum is not None and "betas" in group:
             group["betas"] = (momentum, *group["betas"][1:])
@@ -223,7 +224,7 @@ def set_rates(optimizer, rate):
 
 
 def train(model, batches, optimizer, schedule, first=0):
-    """One step a batch, each at its own rate. Returns the number of the next step."""
+    """Take one step per batch, each at its own rate. Returns the number of the next step."""
     step = first
     for x, y in batches:
         set_rates(optimizer, schedule(step))
@@ -264,7 +265,7 @@ plt.show()
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 def rows_of(n_seeds, epochs, size=32):
-    """For each step which images every seed trains on, int64 (seeds, size): another order for each seed and epoch."""
+    """For each step, the images that every seed trains on, int64 (seeds, size): a new order for each seed and epoch."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(epochs):
         orders = torch.stack([torch.randperm(len(X), generator=generator) for _ in range(n_seeds)])
@@ -314,7 +315,7 @@ for name in ("constant", "one cycle"):
     axes.plot(TRIED, accuracy.mean(1), "o-", label=f"{name}: mean, lowest and highest of four seeds")
     axes.fill_between(TRIED, low, high, alpha=0.2)
 axes.set(xscale="log", xlabel="rate, or peak of the cycle", ylabel="validation accuracy", ylim=(0.7, 1))
-axes.set_title("What does one cycle bring in three epochs?")
+axes.set_title("What does one cycle gain in three epochs?")
 axes.legend(fontsize=8, loc="lower left")
 plt.show()
 
@@ -323,10 +324,10 @@ plt.show()
 #
 # ## Which rate? A finder
 #
-# Smith (2017) trains with a rate that rises from far too small to far too large. The loss falls, then explodes. That
-# costs a hundred batches; a grid costs one training per rate.
+# Smith (2017) trains with a rate that rises from far too small to far too large: the loss falls, then explodes. That
+# costs a hundred batches, not a run per rate.
 #
-# ### Balise 2 · A learning-rate finder · further · about 13 min
+# ### Balise 2 · A learning-rate finder · further · about 14 min
 #
 # **`find_rates`** makes up to `n` steps and leaves everything as it was. You write
 #
@@ -367,7 +368,7 @@ def set_random_states(states):
 # %% tags=["balise-2"]
 def find_rates(model, batches, optimizer, low=1e-5, high=10.0, n=100, beta=0.9):
     """Raise the rate from low to high in n steps. Returns (rates, smoothed losses); leaves everything as it was."""
-    states, generator = random_states(), getattr(batches, "generator", None)  # a DataLoader may have its own
+    states, generator = random_states(), getattr(batches, "generator", None)  # a DataLoader may have one
     own = generator and generator.get_state()
     # BEGIN SOLUTION
     model, optimizer = copy.deepcopy((model, optimizer))
@@ -397,7 +398,7 @@ def find_rates(model, batches, optimizer, low=1e-5, high=10.0, n=100, beta=0.9):
             losses.append(smooth)
         return rates, losses
     finally:
-        # also if something in it raises
+        # also after an error
         set_random_states(states)
         if generator is not None:
             generator.set_state(own)
@@ -427,7 +428,7 @@ def loader_of(size, seed=0):
 
 
 def found_for(make, low, high):
-    """Rates and losses of a new network with the optimizer make(parameters), and what is proposed."""
+    """Rates and losses of a new network with the optimizer make(parameters), and the proposed rates."""
     torch.manual_seed(0)
     model = network()
     rates, losses = find_rates(model, loader_of(32), make(model.parameters()), low, high)
@@ -447,6 +448,14 @@ both[0].legend(loc="lower left")
 plt.show()
 
 # %% [markdown]
+# <details><summary>Two newer answers: warm-up–stable–decay, and muP</summary>
+#
+# A cosine needs the number of steps in advance. **Warm-up–stable–decay** (Hu and others, 2024, arXiv 2404.06395) stays
+# at the peak and falls only in the last tenth or so: with more data, go on from the stable part. **muP** (Yang and
+# others, 2022, arXiv 2203.03466) scales each layer's initialisation and rate with its width, so the best rate stays
+# nearly the same: find it on a narrow model.
+# </details>
+#
 # ## AdamW
 #
 # Adam scales the step of each weight $\theta$ separately: it divides a moving average $m$ of the gradient $g$ by the
@@ -460,12 +469,13 @@ plt.show()
 #
 # ### Balise 3 · AdamW · about 19 min
 #
-# - **`parameter_groups`** returns a list of two dicts `{"params": [...], "weight_decay": ...}`. Matrices and kernels
-#   (two dimensions or more) decay. Biases, gains and scalars get 0. 3 lines.
-# - **`AdamW.step`**: write the whole update, for all weights of a group at once. About 9 lines.
+# - **`parameter_groups`**: which parameters decay, and which don't. 3 lines.
+# - **`AdamW.step`**: the whole update, for all weights of a group at once. About 9 lines.
 #
-# Launching ten operators for each of hundreds of parameters keeps a GPU waiting for the CPU. Use `torch._foreach_…`,
-# as PyTorch's optimizers do: `torch._foreach_add_(xs, ys)` adds two lists, in place because of the last underscore.
+# **Write all of it:** `tp.open_task(3)` gives you only names and docstrings. Build an optimizer that resumes exactly.
+#
+# Ten operators for each of hundreds of parameters keep a GPU waiting for the CPU. Use `torch._foreach_…`, as PyTorch's
+# optimizers do: `torch._foreach_add_(xs, ys)` adds two lists, in place (the last underscore).
 #
 # <details><summary>Hint</summary>
 #
@@ -477,9 +487,9 @@ plt.show()
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 def ready(optimizer, group, *names):
-    """What a step needs of a group: (weights that have a gradient, gradients, number of each one's steps, *buffers).
+    """Count this step. Returns (weights that have a gradient, their gradients, number of steps of each, *buffers).
 
-    Counts this step. names: buffers like the weights, zeros at first, kept in the optimizer's state: a list each.
+    names: buffers of the weights' shapes, zeros at first, kept in the optimizer's state. Returned as a list per name.
     """
     weights = [weight for weight in group["params"] if weight.grad is not None]
     states = [optimizer.state[weight] for weight in weights]
@@ -493,7 +503,10 @@ def ready(optimizer, group, *names):
 
 # %% tags=["balise-3"]
 def parameter_groups(model, weight_decay):
-    """Groups for an optimizer: weight_decay for matrices and kernels, 0 for vectors and scalars."""
+    """Two groups [{"params": [...], "weight_decay": ...}, ...] with every parameter that learns, each once.
+
+    Matrices and kernels (two dimensions or more) get `weight_decay`; biases, gains and scalars get 0.
+    """
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     # BEGIN SOLUTION
     return [
@@ -504,17 +517,24 @@ def parameter_groups(model, weight_decay):
 
 
 class AdamW(torch.optim.Optimizer):
-    """Adam with decoupled weight decay."""
+    """Adam with decoupled weight decay, as torch.optim.AdamW computes it, for whole lists of tensors.
+
+    A step makes a few calls of torch._foreach_…, however many weights there are, and reads nothing back from the
+    device. Weights change in place; gradients don't change. Averages and counts are in self.state, so that
+    load_state_dict resumes exactly.
+    """
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self):
-        """Update all weights that have a gradient.
+        """Update all weights that have a gradient; first shrink each by lr · weight_decay of it.
 
-        ready() gives lists, an entry for each weight: the weights, their gradients, how many steps each has taken (this
-        one included), and m and v, which are zeros at first and kept in self.state.
+        Read the options of each group at each step. ε is added to √v̂. m and v are corrected by the number of steps of
+        their own weight, since a weight may have had no gradient. ready(self, group, "mean", "square") gives lists, an
+        entry for each weight: the weights, their gradients, how many steps each has taken (this one included), and m
+        and v, which are zeros at first and kept in self.state.
         """
         for group in self.param_groups:
             weights, gradients, steps, means, squares = ready(self, group, "mean", "square")
@@ -540,14 +560,14 @@ tp.check(3, parameter_groups, AdamW)
 
 # %% [markdown]
 # **What does "decoupled" change?** Adam with "L2" adds the decay to the gradient, so $\sqrt{\hat v}$ divides it too.
-# Here the gradients are pure noise, so only the decay moves the weights, from 1.
+# Here the gradients are pure noise, so the decay alone moves the weights' mean away from 1.
 
 # %% jupyter={"source_hidden": true}
 SIZES = torch.tensor([0.01, 0.1, 1.0, 10.0])  # of the gradients
 
 
 def pulled(make, steps=1000):
-    """The mean of 500 weights after these steps, for each size of the gradients."""
+    """The mean of 500 weights after a number of steps, for each size of the gradients."""
     noise, weights = torch.Generator().manual_seed(0), nn.Parameter(torch.ones(4, 500))
     optimizer = make([weights], lr=0.01, weight_decay=0.1)
     for _ in range(steps):
@@ -561,14 +581,105 @@ report.table({"weights after 1,000 steps": "{}"} | {f"gradients of {size:g}": "{
               ("the decay alone", *[(1 - 0.01 * 0.1) ** 1000] * 4)])  # fmt: skip
 
 # %% [markdown]
+# ## Gradients that vanish or explode · further
+#
+# Backward multiplies the gradient by each layer's weights, so it shrinks or grows exponentially with depth. Three
+# things prevent this: weights drawn at the right scale (Glorot and Bengio, 2010; He and others, 2015), skip connections
+# $x + F(x)$ (He and others, 2016), and norms. Which does a deep network need?
+
+
+# %% jupyter={"source_hidden": true}
+class Skip(nn.Sequential):
+    """x + F(x), where F is the layers in it."""
+
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+STARTS = {
+    "default": lambda weight: None,
+    "Xavier": nn.init.xavier_normal_,
+    "Kaiming": lambda weight: nn.init.kaiming_normal_(weight, nonlinearity="relu"),
+}
+DEEP = {  # how its weights start; skip connections; norms
+    "PyTorch's default": ("default", False, False),
+    "Xavier (Glorot)": ("Xavier", False, False),
+    "Kaiming (He)": ("Kaiming", False, False),
+    "Kaiming, x + F(x)": ("Kaiming", True, False),
+    "default, x + F(norm(x))": ("default", True, True),
+}
+
+
+def deep(depth, start, skips, norms, width=64):
+    """`depth` layers with ReLU, then a linear one: 64 → … → 10."""
+    torch.manual_seed(0)
+    blocks = []
+    for _ in range(depth):
+        linear = nn.Linear(width, width)
+        STARTS[start](linear.weight)
+        parts = [nn.LayerNorm(width)] if norms else []
+        blocks.append((Skip if skips else nn.Sequential)(*parts, linear, nn.ReLU()))
+    return nn.Sequential(nn.Flatten(), *blocks, nn.LayerNorm(width) if norms else nn.Identity(), nn.Linear(width, 10))
+
+
+def first_gradient(model):
+    """The length of the gradient of the first layer's weights, before the first step."""
+    F.cross_entropy(model(X[:256]), Y[:256]).backward()
+    return float(next(p for p in model.parameters() if p.ndim > 1).grad.norm())
+
+
+def loss_after(model, steps=40):
+    """The training loss after some steps of SGD; not finite where training diverged."""
+    optimizer, generator = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        rows = torch.randint(len(X), (64,), generator=generator)
+        optimizer.zero_grad()
+        F.cross_entropy(model(X[rows]), Y[rows]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        return float(F.cross_entropy(model(X), Y))
+
+
+def draw_depths(depths=(2, 4, 8, 16, 32)):
+    _, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained", width_ratios=(3, 2))
+    for place, (name, kind) in enumerate(DEEP.items()):
+        left.plot(depths, [first_gradient(deep(depth, *kind)) for depth in depths], "o-", label=name)
+        loss = loss_after(deep(depths[-1], *kind))
+        right.barh(place, loss if math.isfinite(loss) else 0, color=f"C{place}")
+        right.text(2.4, place, f"{loss:.2f}" if math.isfinite(loss) else "diverged", va="center")
+    left.set_xscale("log", base=2)
+    left.set(yscale="log", xticks=depths, xticklabels=depths, xlabel="layers", ylabel="length of the gradient",
+             title="What is left of the gradient at the first layer?")  # fmt: skip
+    left.minorticks_off()
+    left.legend(fontsize=8)
+    right.axvline(math.log(10), color="0.5", ls=":")
+    right.invert_yaxis()
+    right.set(
+        yticks=[], xlim=(0, 3), xlabel="training loss (dotted: a guess)", title=f"{depths[-1]} layers, after 40 steps"
+    )
+    plt.show()
+
+
+draw_depths()
+
+# %% [markdown]
+# <details><summary>What the picture shows</summary>
+#
+# A layer of ReLUs keeps the scale if its weights have the variance $2 / n$ for $n$ inputs: Kaiming's rule. Xavier has
+# half of it, and PyTorch's default for `nn.Linear` a sixth, so both lose a factor with each layer. Kaiming's gradient
+# survives, yet so many plain layers hardly learn. $x + F(x)$ alone adds to the scale until it explodes. With a norm
+# before $F$, even the default start is good enough here.
+# </details>
+
+# %% [markdown]
 # ## Clip, and accumulate
 #
-# **Clipping** bounds the length of *all* gradients together: where $\lVert g \rVert > c$, all are multiplied by $c /
+# **Clipping** bounds the length of *all* gradients together: if $\lVert g \rVert > c$, all are multiplied by $c /
 # \lVert g \rVert$.
 #
 # **Accumulation** must give *the same step* as one large batch. Padding has the label −100, which doesn't count. So
 # divide the summed loss once, by the number of labels that count in *all* micro-batches of all ranks. A mean of means
-# weighs tokens of short texts more.
+# gives tokens of short texts more weight.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -585,11 +696,11 @@ def average_over_ranks(parameters):
 # ### Balise 4 · Clip and accumulate · further · about 13 min
 #
 # - **`clip_gradients`** scales the gradients to a common norm of at most `max_norm`. No value may go to Python (`if
-#   norm > …`, `.item()`), since a GPU would wait. Use `torch._foreach_…`, not `clip_grad_norm_`. 2 lines.
-# - **`accumulated_step`** runs on every rank. Write `count`, the labels that count on all ranks, as a tensor on the
-#   labels' device (2 lines). Then write the `loss` of a micro-batch as its share of the mean over all labels, and its
-#   backward (2 lines). `average_over_ranks(parameters)` then replaces the gradients by their mean over the ranks, as
-#   `DistributedDataParallel` does. Make up for its division before the backward; return the unscaled loss.
+#   norm > …`, `.item()`), since the CPU would wait. Use `torch._foreach_…`, not `clip_grad_norm_`. 2 lines.
+# - **`accumulated_step`** runs on every rank. Write `count`, how many labels count on all ranks together, as a tensor
+#   on the labels' device (2 lines). Then write the `loss` of a micro-batch, its share of the mean over all labels, and
+#   its backward (2 lines). `average_over_ranks(parameters)` later divides by the number of ranks, as
+#   `DistributedDataParallel` does: make up for this in backward, but leave `loss` unscaled.
 #
 # <details><summary>Hint</summary>
 #
@@ -644,9 +755,9 @@ tp.check(4, clip_gradients, accumulated_step)
 def one_step(sizes):
     """On a rank, with micro-batches of sizes[rank] images: (loss, norm of the gradients)."""
     torch.manual_seed(0)
-    model, own = network(), sizes[dist.get_rank()]
+    model, own = network().to(launch.device()), sizes[dist.get_rank()]
     first = sum(sum(sizes[: dist.get_rank()], []))
-    parts = [t[first : first + sum(own)].split(own) for t in (X, Y)]
+    parts = [t[first : first + sum(own)].to(launch.device()).split(own) for t in (X, Y)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return [float(one) for one in accumulated_step(model, list(zip(*parts)), optimizer, max_norm=1.0)]
 
@@ -666,7 +777,7 @@ report.table(
 # ## Trust ratios: LARS and LAMB
 #
 # The most sensitive layer limits a rate that all layers share. LARS and LAMB (You and others, 2017 and 2020) scale the
-# step of each **layer** to its weights, by a *trust ratio*:
+# step $u$ of each **layer** to its weights $w$, by a *trust ratio*:
 #
 # $$r = c\;\frac{\lVert w \rVert}{\lVert u \rVert + \lambda \lVert w \rVert}, \qquad\text{and 1 where}\quad \lVert w \rVert = 0
 # \;\text{ or }\; \lVert u \rVert = 0 .$$
@@ -686,7 +797,7 @@ report.table(
 #
 # <details><summary>Hint</summary>
 #
-# `torch.where(condition, ratios, 1.0)` chooses. `_foreach_mul_(some_updates, list(ratios))` works in place, also on a
+# `torch.where(condition, ratios, 1.0)` chooses. `_foreach_mul_(some_updates, list(ratios))` works in place, even on a
 # new list of the same tensors.
 # </details>
 
@@ -799,9 +910,9 @@ compared("LAMB", lambda model: LAMB(model.parameters(), lr=0.01, weight_decay=0.
 # %% [markdown]
 # ## Orthogonal steps: Muon
 #
-# A few singular values of a gradient matrix are much larger than the rest, so a step moves few directions. Muon
-# (Jordan, 2024) makes all directions equally long: of $M = U \Sigma V^\top$ it keeps $U V^\top$. Five rounds of a
-# *Newton-Schulz iteration* come close:
+# A few singular values of a gradient matrix are much larger than the rest, so a step goes in few directions. Muon
+# (Jordan, 2024) goes equally far in all: of $M = U \Sigma V^\top$ it keeps $U V^\top$. Five rounds of a *Newton-Schulz
+# iteration* come close:
 #
 # $$X_0 = \frac{M}{\lVert M \rVert_F}, \qquad A = X X^\top,\qquad X \leftarrow a X + (b A + c A^2) X .$$
 #
@@ -822,10 +933,10 @@ compared("LAMB", lambda model: LAMB(model.parameters(), lr=0.01, weight_decay=0.
 
 # %% tags=["balise-6"]
 def orthogonalise(matrices, steps=5):
-    """Make all singular values of each matrix about 1: (n, rows, columns) → the same."""
+    """Make all singular values of each matrix about 1: (n, rows, columns) → the same shape."""
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if tall else matrices  # so that A is the small square: it is where the time goes
+    x = matrices.mT if tall else matrices  # so that A is the smaller square: most of the time goes there
     x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(steps):
         # BEGIN SOLUTION
@@ -887,7 +998,7 @@ _, axes = plt.subplots(figsize=(6.5, 2.8), layout="constrained")
 for name, one in values.items():
     axes.plot(range(1, len(one) + 1), one / one[0], label=name)
 axes.set(xlabel="number of the singular value", ylabel="singular value / largest", yscale="log", ylim=(1e-4, 2),
-         title="Which directions does a step move?")  # fmt: skip
+         title="In which directions does a step go?")  # fmt: skip
 axes.legend(fontsize=8)
 plt.show()
 
@@ -909,11 +1020,11 @@ plt.show()
 # Data parallelism measures $B_\text{noise}$ for free: each of $N$ ranks has a gradient of $b$ samples before the
 # all-reduce, and one of $N b$ after it.
 #
-# - **`gradient_noise`** runs on every rank. The squared lengths are given: `small` of one rank's gradient (averaged
-#   over the ranks), `big` of all ranks'. Solve for $\lVert G \rVert^2$ and $\operatorname{tr} \Sigma$. 2 lines.
-# - **`noise_scale`**: one number from many steps. A step's $\lVert G \rVert^2$ may be near zero or negative, which
-#   ruins a mean of quotients. Average numerator and denominator **separately**, then divide. 3 lines.
-# - **`ranks_that_pay`**: the most ranks with an efficiency of at least `share`. 1 line.
+# - **`gradient_noise`** runs on every rank. The squared lengths are given: `small` for one rank's gradient (averaged
+#   over the ranks), `big` for the mean gradient. Solve for $\lVert G \rVert^2$ and $\operatorname{tr} \Sigma$. 2 lines.
+# - **`noise_scale`**: one number from many steps. A step's estimate of $\lVert G \rVert^2$ may be near zero or
+#   negative, which ruins a mean of quotients. Average numerator and denominator **separately**, then divide. 3 lines.
+# - **`ranks_that_pay`**: the largest number of ranks with an efficiency of at least `share`. 1 line.
 #
 # <details><summary>Hint</summary>
 #
@@ -922,7 +1033,7 @@ plt.show()
 # </details>
 
 
-# %% tags=["balise-7"]
+# %% tags=["balise-7", "slide-mistake=mean-of-quotients"]
 @torch.no_grad()
 def gradient_noise(parameters, batch):
     """On a rank: average the gradients; (|G|², tr Σ) as this step estimates them, tensors, the same on all ranks."""
@@ -961,8 +1072,8 @@ def ranks_that_pay(noise, batch, share):
 tp.check(7, gradient_noise, noise_scale, ranks_that_pay)
 
 # %% [markdown]
-# Is this right? We count the steps of plain SGD for seven batch sizes, each at its best rate of four. Then four ranks
-# train with 8 samples each, and your functions predict the bend from that one run.
+# We count the steps of plain SGD for seven batch sizes, each at the best of four rates. Then four ranks train with 8
+# samples each, and your functions predict where the curve *bends*.
 
 
 # %%
@@ -983,13 +1094,14 @@ report.table({"batch": "{}", "steps": "{:.0f}", "images read": "{:,.0f}"},
 def watched_training(steps=64, batch=8, rate=0.1):
     """On a rank: train, and keep each step's estimates (|G|², tr Σ)."""
     torch.manual_seed(0)
-    model, found = network(), []
+    device, found = launch.device(), []
+    model = network().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     generator = torch.Generator().manual_seed(1 + dist.get_rank())
     for _ in range(steps):
         drawn = torch.randint(len(X), (batch,), generator=generator)
         optimizer.zero_grad()
-        F.cross_entropy(model(X[drawn]), Y[drawn]).backward()
+        F.cross_entropy(model(X[drawn].to(device)), Y[drawn].to(device)).backward()
         found.append([float(one) for one in gradient_noise(model.parameters(), batch)])
         optimizer.step()
     return found
@@ -999,9 +1111,9 @@ estimates = launch.ranks(watched_training, n=4, timeout=120)[0]
 noise = noise_scale(estimates)
 
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 def fitted(bend):
-    """(S_min, B_c) of the line steps = S_min + S_min B_c / B with the least relative errors, all seeds."""
+    """(S_min, B_c) of the curve steps = S_min + S_min B_c / B with the least relative errors, over all seeds."""
     points = [(batch, float(steps)) for batch, all_steps in bend.items() for steps in all_steps]
     rows = torch.tensor([[1 / steps, 1 / (batch * steps)] for batch, steps in points])
     fewest, slope = torch.linalg.lstsq(rows, torch.ones(len(rows), 1)).solution.flatten().tolist()
@@ -1024,7 +1136,11 @@ def draw_bend(estimates, fewest, critical, noise):
     right.plot(sizes, [fewest * (1 + critical / size) for size in sizes], label=f"fit: bend at {critical:.0f} samples")
     right.plot(sizes, [fewest * (1 + noise / size) for size in sizes], "--", label=f"with the noise scale, {noise:.0f}")
     right.plot(
-        sizes, [middle[1, 0] * sizes[0] / size for size in sizes], ":", color="0.5", label="half the steps each time"
+        sizes,
+        [middle[1, 0] * sizes[0] / size for size in sizes],
+        ":",
+        color="0.5",
+        label="twice the batch, half the steps",
     )
     right.set_xscale("log", base=2)
     right.set_yscale("log")
@@ -1047,22 +1163,22 @@ fewest, critical = fitted(bend)
 half = len(estimates) // 2
 halves = f"first half {noise_scale(estimates[:half]):.0f}, second half {noise_scale(estimates[half:]):.0f}"
 print(f"noise scale of the training: {noise:.0f} samples ({halves})")
-print(f"bend of the measured steps: {critical:.0f} samples, with never fewer than {fewest:.0f} steps")
-print(f"ranks of 8 samples that pay, by the noise scale: {ranks_that_pay(noise, 8, 0.5)} at an efficiency of 0.5, "
+print(f"bend of the measured steps: {critical:.0f} samples; no batch needs fewer than {fewest:.0f} steps")
+print(f"ranks of 8 samples that pay off, by the noise scale: {ranks_that_pay(noise, 8, 0.5)} at an efficiency of 0.5, "
       f"{ranks_that_pay(noise, 8, 0.2)} at 0.2")  # fmt: skip
 draw_bend(estimates, fewest, critical, noise)
 
 # %% [markdown]
-# Far left of the bend, twice the ranks nearly halve the steps. Far right of it they double the bill and save nothing.
-# Noise scale and bend have the same order of magnitude, but aren't equal: the formula leaves out curvature.
+# Far left of the bend, doubling the ranks nearly halves the steps. Far right, it doubles the bill for nothing. Noise
+# scale and bend agree only in order of magnitude: the formula leaves out curvature.
 #
 # ## The same loss in fewer steps
 #
-# Beyond the bend, a step must go *further*. We measure the baseline again, now with your optimizers, your warm-up and
-# cosine, and each optimizer at its best rate of a grid.
+# Beyond the bend, a step must go *further*. We measure again: your optimizers, with your warm-up and cosine, each at
+# the best rate of a grid. AdaGrad and RMSprop are PyTorch's.
 
 # %%
-contestants = ("SGD", "LARS", "LAMB", "AdamW", "Muon")
+contestants = ("SGD", "AdaGrad", "RMSprop", "LARS", "LAMB", "AdamW", "Muon")
 first = tp.predict("Which optimizer needs the fewest steps with all 1,438 images a step?", ..., choices=contestants)
 
 
@@ -1076,6 +1192,8 @@ def muon_and_adamw(model, rate):
 
 CONTESTANTS = {  # name: (model, rate → optimizers; rates)
     "SGD": (sgd, (0.02, 0.05, 0.1, 0.2)),
+    "AdaGrad": (lambda model, rate: [torch.optim.Adagrad(model.parameters(), rate)], (0.005, 0.01, 0.03)),
+    "RMSprop": (lambda model, rate: [torch.optim.RMSprop(model.parameters(), rate)], (0.0005, 0.001, 0.003)),
     "LARS": (
         lambda model, rate: [LARS(model.parameters(), rate, weight_decay=1e-4, coefficient=0.02)],
         (0.1, 0.3, 1.0, 3.0),
@@ -1085,7 +1203,7 @@ CONTESTANTS = {  # name: (model, rate → optimizers; rates)
     "Muon": (muon_and_adamw, (0.01, 0.03, 0.1)),
 }
 
-# %%
+# %% tags=["slide"]
 rows = [("baseline: SGD, same rate", baseline[64][0], 0.02, baseline[len(X)][0], 0.02, 1.0)]
 for name, (make, rates) in CONTESTANTS.items():
     found = [
@@ -1098,21 +1216,23 @@ report.table({"": "{}", "steps, batch 64": steps_said, "rate": "{:g}", "steps, b
               "rate ": "{:g}", "times fewer": "{:.1f}"}, rows)  # fmt: skip
 first.shows(
     min(rows[1:], key=lambda row: row[3])[0],
-    why="Muon lengthens the small directions within a matrix, which other steps hardly move.",
+    why="Muon lengthens the step in directions in which the other optimizers hardly move.",
 )
 
 # %% [markdown]
 # <details><summary>What the result shows</summary>
 #
-# SGD gains only from a rate tuned for *this* batch. The optimizer gives the rest. Trust ratios help where dozens
-# of layers differ much, over thousands of steps; here there are three layers. Well-tuned baselines
-# raised doubts for large networks, too (Nado and others, 2021).
+# SGD gains only from a rate tuned for *this* batch. Better optimizers give the rest. AdaGrad (Duchi and others, 2011)
+# divides by the root of the *sum* of all past $g^2$, so its steps only shrink. RMSprop (Hinton, 2012) takes a moving
+# average. Neither has momentum here; Adam (Kingma and Ba, 2015) adds it and corrects the first steps. Trust ratios
+# help where dozens of layers differ widely, over thousands of steps; here there are three layers. In large networks,
+# well-tuned baselines have matched them (Nado and others, 2021).
 # </details>
 #
 # ## Flat or sharp minima? · further
 #
-# The lecture's picture: large batches end in sharp minima, which generalise worse (Keskar and others, 2017). The
-# largest eigenvalue of the Hessian measures sharpness. Below, networks train to a loss of 0.2:
+# Large batches are said to end in sharp minima, which generalise worse (Keskar and others, 2017). The largest
+# eigenvalue of the Hessian measures sharpness. Below, networks train to a loss of 0.2:
 
 # %% jupyter={"source_hidden": true}
 SHAPE = network().to("meta")  # what a network computes; the weights come from elsewhere
@@ -1140,7 +1260,7 @@ def sharpness(weights, iterations=8):
 
 # %% jupyter={"source_hidden": true}
 def trained_to(loss, batch, rates, every):
-    """(weights, accuracy) of all models, rates × 3 seeds side by side; a model that has arrived stands still."""
+    """Train rates × 3 seeds side by side, each down to the loss `loss`. Returns (weights, accuracy) of all models."""
     runs = SideBySide(network, [seed for _ in rates for seed in range(SEEDS)])
     left = torch.tensor(rates).repeat_interleave(SEEDS)
     generator, every_model = torch.Generator().manual_seed(batch), X.expand(len(left), *X.shape)
@@ -1171,7 +1291,7 @@ report.table({"batch": "{:,}", "rate": "{:g}", "sharpness of 3 seeds": "{}", "2 
               "validation accuracy": "{:.3f}", "spread of seeds": "{:.3f}"}, rows)  # fmt: skip
 order = torch.stack([torch.cat([m[k].flatten() for m in minima.values()]) for k in (0, 1)]).argsort(1).argsort(1)
 agree = torch.corrcoef(order.double())[0, 1]
-print(f"the orders by sharpness and by accuracy agree by {agree:+.2f} (-1: the flatter, the better)")
+print(f"rank correlation of sharpness and accuracy: {agree:+.2f} (-1: the flatter, the better)")
 
 # %% jupyter={"source_hidden": true}
 _, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
@@ -1192,20 +1312,20 @@ right.legend(fontsize=8)
 plt.show()
 
 # %% [markdown]
-# A step of rate $\eta$ can't settle where the curvature is above $2/\eta$, so the **rate** decides more than the batch
-# (Cohen and others, 2021). Is flat *better*? See the last line.
+# Descent at rate $\eta$ can't settle where the curvature is above $2/\eta$, so the **rate** matters more than the batch
+# (Cohen and others, 2021). Is flat *better*? See the correlation above.
 #
 # ## Resume exactly
 #
-# A cluster job ends when its hours are over, not when its epoch is. If you resume from the weights alone, you
-# continue a different run: empty momentum, half an epoch read twice. A resumed run should be
-# **bitwise** the run that never stopped.
+# A cluster job ends when its hours are over, not when its epoch is. From the weights alone, you resume a different
+# run: the momentum is empty, and half an epoch is read twice. A resumed run should be **bitwise identical** to one that
+# never stopped.
 #
 # ### Balise 8 · Resume exactly · further · about 16 min
 #
 # - **`Batches.__iter__`**, a generator, yields the rest of the epoch. `self.done` counts the batches handed out. A
 #   checkpoint written in the loop's body must contain the number of the *next* batch. 2 lines.
-# - **`save_checkpoint`**: a job may be killed while it writes, so write to another file of the same folder, then let
+# - **`save_checkpoint`**: a job may be killed while it writes, so write to another file in the same folder, then let
 #   it replace the old one. 3 lines.
 # - **`load_checkpoint`** sets the random states last, since loading a part may draw random numbers. 4 lines.
 #
@@ -1219,18 +1339,18 @@ plt.show()
 
 # %% tags=["balise-8"]
 class Batches:
-    """Batches (x, y) in another order each epoch; knows which comes next."""
+    """Batches (x, y), in a new order each epoch; knows which one comes next."""
 
     def __init__(self, x, y, size, seed=0):
         self.x, self.y, self.size, self.seed = x, y, size, seed
         self.epoch, self.done = 0, 0  # the epoch, and how many of its batches were handed out
 
     def order(self):
-        """The order of the samples in this epoch, int64 (samples,): the same whenever it is asked for."""
+        """The order of the samples in this epoch, int64 (samples,): the same in every call."""
         return torch.randperm(len(self.x), generator=torch.Generator().manual_seed(1000 * self.seed + self.epoch))
 
     def __iter__(self):
-        """The rest of this epoch; at its end the next one is ready."""
+        """Yield the rest of this epoch, then get ready for the next one."""
         for rows in self.order().split(self.size)[self.done :]:
             # BEGIN SOLUTION
             self.done += 1
@@ -1246,9 +1366,9 @@ class Batches:
 
 
 def save_checkpoint(path, **parts):
-    """Save the state_dict() of every part and all random states: the old file, or the new one, never half of one.
+    """Save the state_dict() of every part and all random states. `path` is always a whole file, the old or the new one.
 
-    parts: anything that has state_dict() and load_state_dict(), under any name. An error goes on to the caller.
+    parts: anything that has state_dict() and load_state_dict(), under any name. Errors are passed on to the caller.
     """
     # BEGIN SOLUTION
     states = {name: part.state_dict() for name, part in parts.items()}
@@ -1258,7 +1378,7 @@ def save_checkpoint(path, **parts):
 
 
 def load_checkpoint(path, **parts):
-    """Put every given part, and all random states, into the state that was saved; the file may hold more parts."""
+    """Restore every given part and all random states from `path`; the file may contain more parts."""
     # BEGIN SOLUTION
     saved = torch.load(path, map_location="cpu", weights_only=True)
     for name, part in parts.items():
@@ -1271,12 +1391,12 @@ def load_checkpoint(path, **parts):
 tp.check(8, Batches, save_checkpoint, load_checkpoint)
 
 # %% [markdown]
-# A training with dropout stops after 70 of 135 steps and continues in new objects. What if something is left out?
+# A run with dropout stops after 70 of 135 steps and goes on in new objects. What if you leave something out?
 
 
 # %% jupyter={"source_hidden": true}
 def made(seed):
-    """The parts of a training."""
+    """The parts of a training run."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Dropout(0.1), network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
@@ -1284,7 +1404,7 @@ def made(seed):
 
 
 def go_on(until, model, optimizer, batches):
-    """Train from where the batches stand to this step, 45 an epoch. Returns all weights, (n,)."""
+    """Train from the position of the batches to step `until`; 45 steps an epoch. Returns all weights, (n,)."""
     while (step := batches.epoch * 45 + batches.done) < until:
         some = itertools.islice(batches, until - step)
         train(model, some, optimizer, lambda k: warmup_cosine(k, 135, 10, 0.03), step)
@@ -1310,21 +1430,20 @@ report.table({"resumed without": "{}", "the final weights are": "{}"}, rows)
 # %% [markdown]
 # ## Past this machine · further
 #
-# For language models, Kaplan and others (2020) fitted the batch size of the bend to the loss $L$ in nats:
-# $B_\text{crit} \approx 2 \cdot 10^8 \text{ tokens} \cdot L^{-1/0.21}$. With the planner's time of a step, you get an
-# estimate:
+# For language models, Kaplan and others (2020) fitted the bend as a function of the loss $L$ in nats:
+# $B_\text{crit} \approx 2 \cdot 10^8 \text{ tokens} \cdot L^{-1/0.21}$. With the planner's step time, you get an estimate:
 
-# %%
-PARAMETERS, TOKENS = 1.3e9, 2048  # of the model; tokens a GPU and step
-NODE = planner.Link(latency=6e-6, bandwidth=25e9)  # seconds, bytes a second: 200 Gbit/s for each GPU
+# %% jupyter={"source_hidden": true}
+PARAMETERS, TOKENS = 1.3e9, 2048  # of the model; tokens per GPU and step
+A100S = planner.Cluster(planner.A100)  # nodes of 8, a network card of 200 Gbit/s for each GPU
 COMPUTING = 6 * PARAMETERS * TOKENS / (0.4 * planner.A100.bfloat16)  # seconds; 40 % of the peak
 
 
 def efficiencies(gpus, loss):
-    """(share of samples not wasted, of time not spent on messages) with so many GPUs: an estimate."""
+    """(share of samples not wasted, share of time not spent on messages) on a number of GPUs: an estimate."""
     batch, bend = gpus * TOKENS, 2e8 * loss ** (-1 / 0.21)
     step = planner.data_parallel_step(
-        COMPUTING / 3, 2 * COMPUTING / 3, 2 * PARAMETERS, lambda size: planner.all_reduce(size, gpus, NODE, "best")
+        COMPUTING / 3, 2 * COMPUTING / 3, 2 * PARAMETERS, lambda size: A100S.collective("all_reduce", size, gpus)
     )
     return 1 / (1 + batch / bend), COMPUTING / step.total
 
@@ -1334,13 +1453,22 @@ for loss, gpus in itertools.product((3.5, 2.5), (16, 64, 256, 1024, 4096)):
     samples, messages = efficiencies(gpus, loss)
     share = samples * messages / math.prod(efficiencies(1, loss))
     rows.append((loss, gpus, samples, messages, gpus * share, 1 / share))
-print("estimate: 1.3 billion parameters, 2,048 tokens a GPU and step, gradients in bfloat16, A100")
-report.table({"loss": "{}", "GPUs": "{:,}", "batch efficiency": "{:.0%}", "message efficiency": "{:.0%}",
+print("estimate: 1.3 billion parameters, 2,048 tokens per GPU and step, gradients in bfloat16, A100")
+report.table({"loss": "{}", "GPUs": "{:,}", "batch efficiency": "{:.0%}", "message efficiency": "{:.1%}",
               "times as fast as one": "{:,.0f}", "times its GPU hours": "{:.1f}"}, rows)  # fmt: skip
 
 # %% [markdown]
-# A throughput benchmark sees only the message efficiency. The batch efficiency is why, beyond some hundreds of GPUs,
-# you split the *model*, too.
+# A throughput benchmark sees only message efficiency, which is nearly perfect. The batch is why, beyond a few hundred
+# GPUs, you split the *model*, too.
+#
+# <details><summary>The bend, measured since</summary>
+#
+# For models of 85 million to 1.2 billion parameters, the bend grows mainly with the number of training tokens, hardly
+# with the size of the model (Zhang and others, 2024, arXiv 2410.21676). During the training of models of 1 and 7
+# billion, it is near zero at first, grows fast, then stays the same (Merrill and others, 2025, arXiv 2505.23971);
+# Kaplan's formula grows as long as the loss falls. With a batch that grew, the smaller model took 43 % fewer steps to a
+# slightly better loss.
+# </details>
 #
 # ## Questions
 #
@@ -1349,7 +1477,7 @@ report.table({"loss": "{}", "GPUs": "{:,}", "batch efficiency": "{:.0%}", "messa
 #
 # <details><summary>Answer</summary>
 #
-# First the schedule: find the rate again, with a warm-up (eight times is an upper limit). Then another optimizer, at
+# First the schedule: find the rate again, with a warm-up (at most eight times the old rate). Then another optimizer, at
 # its own tuned rate. Then measure the noise scale: if the new batch is far beyond it, use fewer GPUs or train longer.
 # </details>
 #
@@ -1361,15 +1489,16 @@ report.table({"loss": "{}", "GPUs": "{:,}", "batch efficiency": "{:.0%}", "messa
 # sums, and divide once.
 # </details>
 #
-# **3.** The noise scale grows during training, often tenfold. What follows for a machine booked for the whole
-# training?
+# **3.** The noise scale grows during training, often tenfold. What follows if you have booked a machine for the whole
+# run?
 #
 # <details><summary>Answer</summary>
 #
-# The batch may grow during the training, as it did for GPT-3. On a fixed machine, start with fewer ranks, or use the
+# The batch may grow during training, as it did for GPT-3. On a fixed machine, start with fewer ranks, and use the
 # others for another seed.
 # </details>
-#
+
+# %% [markdown] tags=["slide"]
 # ## To remember
 #
 # **A larger batch buys precision, not steps.** Up to the gradient noise scale that's a good bargain; beyond it, more

@@ -1,4 +1,4 @@
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # # Hyperparameter search, from a grid to a supercomputer · about 100 min, core 35
 #
 # Gradient descent finds the weights. You find the learning rate, the batch size, the width and the optimizer by trying
@@ -6,7 +6,7 @@
 # run.
 #
 # **What you will gain**, counted in *epochs of training until a configuration reaches 98 % validation accuracy*: about
-# six times fewer with successive halving, and no waiting workers with ASHA. First the baseline: random search.
+# six times fewer with successive halving. With ASHA, no worker waits. First the baseline: random search.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import copy
@@ -34,7 +34,7 @@ SPACE = {
     "width": IntDistribution(8, 72, log=True),
     "weight_decay": FloatDistribution(1e-5, 1e-2, log=True),
 }
-ONLY_IF = {"momentum": {"optimizer": "sgd"}}  # AdamW has no momentum: a parent comes before its child in SPACE
+ONLY_IF = {"momentum": {"optimizer": "sgd"}}  # AdamW has no momentum. In SPACE, a parent comes before its child
 table = data.search_table()
 tp
 
@@ -54,13 +54,13 @@ class Search:
 
 
 class Trial:
-    """One training, looked up in the table."""
+    """One training run, looked up in the table."""
 
     def __init__(self, search, config):
         self.search, self.config, self.epochs = search, config, 0
 
     def train(self, epochs):
-        """Train for `epochs` more epochs. Returns the validation accuracy after them, or NaN once diverged."""
+        """Train for `epochs` more epochs. Returns the validation accuracy after them, NaN if training diverged."""
         self.epochs += epochs
         self.search.spent += epochs
         value = table.curve(self.config, self.search.seed)[self.epochs - 1]
@@ -106,8 +106,9 @@ print(
 # %% [markdown]
 # A single random search proves little: you have to repeat it a hundred times. The course therefore ships a **table**: a
 # small network on handwritten digits, trained for 27 epochs in 936 configurations with three seeds each. A trial looks
-# up its training, so a search takes milliseconds.
-#
+# up its results there, so a search takes milliseconds.
+
+# %% [markdown] tags=["slide"]
 # ## The idea
 #
 # Most trials are poor, and most poor ones show it early. **Successive halving** gives every trial a few epochs, keeps
@@ -117,10 +118,10 @@ print(
 # $$n\,r + \sum_{k=1}^{K} \frac{n}{\eta^k}\,(r\,\eta^k - r\,\eta^{k-1}) = n\,r\,\big(1 + K\,(1 - 1/\eta)\big)
 # \quad\text{epochs instead of } n\,R .$$
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 _, axes = plt.subplots(figsize=(8, 3))
 for trial in range(27):
-    rung = sum(trial % 3**k == 0 for k in (1, 2, 3))  # nobody knows the good trials in advance: any third will do
+    rung = sum(trial % 3**k == 0 for k in (1, 2, 3))  # which trials are good does not matter here: take every third
     axes.barh(trial, 27, color="0.9", height=0.8)
     for k in range(rung + 1):
         left = 0 if k == 0 else 3 ** (k - 1)
@@ -131,11 +132,11 @@ axes.set(
 plt.show()
 
 # %% [markdown]
-# This works only if the ranking after a few epochs predicts the final ranking. How reliable is the final ranking itself? Two
-# seeds order all 936 configurations almost identically: the correlation of their ranks is 0.97.
+# This works only if the ranking after a few epochs predicts the final ranking. How reliable is the final ranking
+# itself? Two seeds order all 936 configurations almost identically: the correlation of their ranks is 0.97.
 
 # %%
-agree = tp.predict("For the best 50 alone, what is the correlation of their ranks under two seeds (0: chance)?", ...)
+agree = tp.predict("For the best 50 alone, what is the correlation of their ranks between two seeds (0: chance)?", ...)
 
 # %% jupyter={"source_hidden": true}
 final = np.nan_to_num([[table.curve(config, seed)[-1] for seed in range(3)] for config in table.configurations])
@@ -181,10 +182,10 @@ agree.shows(
 # count (from 0.001 to 0.01 is as far as from 0.1 to 1). A configuration is a dict with the *active* values only: AdamW
 # has no momentum.
 #
-# - **`draw`**: write `value`, a float drawn uniformly on the axis, or on its logarithm if it is a log axis. The given code rounds it
-#   on an integer axis. Choose the float's range so that both ends get a full share too. 2 lines.
-# - **`grid`**: write `values`, a list of `counts[name]` values evenly spaced on the axis's own scale. On an integer axis,
-#   round and drop duplicates. 3 lines.
+# - **`draw`**: write `value`, a float drawn uniformly on the axis, or on its logarithm if it is a log axis. The given
+#   code rounds it on an integer axis. Choose the float's range so that both ends get a full share too. 2 lines.
+# - **`grid`**: write `values`, a list of `counts[name]` values evenly spaced on the axis's own scale. On an integer
+#   axis, round and drop duplicates. 3 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -195,13 +196,13 @@ agree.shows(
 
 # %% tags=["setup"]
 def active(name, config, only_if):
-    """Whether a hyperparameter has a value, given what was chosen for those before it."""
+    """Whether a hyperparameter has a value, given the values chosen before it."""
     return all(config.get(parent) == value for parent, value in only_if.get(name, {}).items())
 
 
 # %% tags=["balise-1"]
 def draw(space, only_if, rng):
-    """Draw a configuration {name: value} with the active names only. Each integer gets its share, the ends too."""
+    """Draw a configuration {name: value} of the active names only. Each integer gets a full share, the ends too."""
     config = {}
     for name, axis in space.items():
         if not active(name, config, only_if):
@@ -220,7 +221,7 @@ def draw(space, only_if, rng):
 
 
 def grid(space, only_if, counts):
-    """List the configurations of a grid: counts[name] values on each numeric axis, ends included, no duplicates."""
+    """List the configurations of a grid: counts[name] values on each numeric axis, with both ends, no duplicates."""
     configs = [{}]
     for name, axis in space.items():
         if isinstance(axis, CategoricalDistribution):
@@ -267,8 +268,8 @@ for counts in ({"learning_rate": 2}, {"learning_rate": 4}, {"learning_rate": 4, 
 report.table({"": "{}", "trials": "{}", "learning rates tried": "{}", "test accuracy, median": "{:.4f}"}, rows)
 
 # %% [markdown]
-# Random draws try as many learning rates as there are trials (Bergstra and Bengio, 2012). A grid wins only if its few values
-# happen to be good ones.
+# Random draws try as many learning rates as there are trials (Bergstra and Bengio, 2012). A grid wins only if its few
+# values happen to be good ones.
 #
 # ## Stop early: successive halving
 #
@@ -285,17 +286,17 @@ report.table({"": "{}", "trials": "{}", "learning rates tried": "{}", "test accu
 # <details><summary>Hint</summary>
 #
 # `x < NaN` and `NaN < x` are both false, so `sorted` may leave a list with a NaN unsorted. Give it a key: a tuple that
-# begins with `math.isnan(value)` and ends with the number. A sign of -1 makes the best accuracy the smallest.
+# begins with `math.isnan(value)` and ends with the trial's number. A sign of -1 makes the best accuracy the smallest.
 # </details>
 
 
-# %% tags=["balise-2"]
+# %% tags=["balise-2", "slide-mistake=from-zero"]
 def successive_halving(trials, first, eta, last, maximize=True):
     """Train in rungs of `first`, `first * eta`, ... up to `last` epochs. Returns [(total epochs, {number: value})].
 
-    trials[number].train(n) trains n *more* epochs and returns the value after them. Of the n trials in a rung, the best
-    n // eta go on, but at least one. NaN is worse than any other value, whether accuracy or loss; in a tie the lower
-    number wins.
+    trials[number].train(k) trains k *more* epochs and returns the value after them. Of the n trials in a rung, the best
+    n // eta go on, but at least one. NaN is worse than any other value, whether accuracy or loss. If two values are
+    equal, the lower number wins.
     """
     rungs, going_on, done, epochs = [], range(len(trials)), 0, first
     while epochs <= last:
@@ -311,7 +312,7 @@ def successive_halving(trials, first, eta, last, maximize=True):
 
 
 def halving_epochs(n, first, eta, last):
-    """Total epochs of successive halving with n trials, computed without training any."""
+    """Compute the total epochs of successive halving with n trials, without training any."""
     total, done, epochs = 0, 0, first
     while epochs <= last:
         # BEGIN SOLUTION
@@ -339,11 +340,11 @@ compare(needed)
 # %% [markdown]
 # ## Never wait: ASHA
 #
-# At each rung, successive halving waits for the slowest worker. *Asynchronous* successive halving, **ASHA** (Li and others, 2020),
-# doesn't: a free worker asks for a job and gets one based on the reports so far. ASHA promotes a few trials too many,
-# which costs less than waiting.
+# At each rung, successive halving waits for the slowest worker. *Asynchronous* successive halving, **ASHA** (Li and
+# others, 2020), doesn't: a free worker asks for a job and gets one based on the reports so far. ASHA promotes a few
+# trials too many, which costs less than waiting.
 #
-# ### Balise 3 · Asynchronous successive halving · about 13 min
+# ### Balise 3 · Asynchronous successive halving · about 14 min
 #
 # A worker calls `job()`, trains that trial until it has had the given total of epochs, then calls `report`.
 #
@@ -352,20 +353,28 @@ compare(needed)
 # these have not been promoted yet, promote the best of them and return `(trial number, total epochs)`. 6 lines. If no
 # rung has such a trial, a new one begins (given).
 #
+# **Write all of it:** `tp.open_task(3)` gives you only names and docstrings. Build the scheduler that never lets a
+# worker wait.
+#
 # <details><summary>Hint</summary>
 #
-# Cut the sorted list first, then skip those in `self.promoted[k]`. Add a trial to that set when you hand its job out, not when it
-# reports: another worker may ask before that. For NaN, use the key of balise 2.
+# Cut the sorted list first, then skip those in `self.promoted[k]`. Add a trial to that set when you hand its job out,
+# not when it reports: another worker may ask before that. For NaN, use the key of balise 2.
 # </details>
 
 
 # %% tags=["balise-3"]
 class ASHA:
-    """Hand out jobs: promote from the highest rung that can, else start a new trial.
+    """Hand out jobs: promote a trial from the highest rung that has one to promote, else start a new trial.
+
+    Rung k has first · eta^k epochs, all whole numbers, up to `last`. A trial deserves the next rung if it is among the
+    best n // eta of the n that have reported in its own, those promoted before included; the best one that has not been
+    promoted from there goes. Each goes once from a rung, though other workers ask before it reports. NaN is the worst
+    value, and counts in n. Trials are numbered from 0 as they start. maximize: whether large values are best.
 
     epochs[k]: total epochs at rung k; rungs[k]: {trial number: value} of all that reported there, NaN if diverged (the
-    worst value, but still a report); promoted[k]: numbers of the trials that may go on; sign: makes the best value the
-    smallest.
+    worst value, but it counts as a report); promoted[k]: numbers of the trials promoted from there; sign: multiplied by
+    it, the best value is the smallest.
     """
 
     def __init__(self, first, last, eta, maximize=True):
@@ -377,7 +386,7 @@ class ASHA:
         self.promoted = [set() for _ in self.epochs]
 
     def job(self):
-        """What a free worker does next: (trial number, total epochs)."""
+        """The next job for a free worker: (trial number, total epochs)."""
         for k in reversed(range(len(self.epochs) - 1)):
             # BEGIN SOLUTION
             values = self.rungs[k]
@@ -415,17 +424,17 @@ needed["ASHA"] = epochs_to_goal(by_asha)
 compare(needed)
 
 # %% [markdown]
-# ASHA needs about as many epochs, but it saves time. Take four workers, one of them three times slower than the others.
+# ASHA needs about as many epochs, but less time. Take four workers, one of them three times slower than the others.
 
 # %%
-busy_share = tp.predict("Successive halving with 27 trials: what share of the time do these workers train, in %?", ...)
+busy_share = tp.predict("What % of the time do these workers train, in successive halving with 27 trials?", ...)
 
 # %% jupyter={"source_hidden": true}
-SPEEDS = [1.0, 1.0, 1.0, 3.0]  # seconds an epoch of each worker
+SPEEDS = [1.0, 1.0, 1.0, 3.0]  # seconds per epoch, for each worker
 
 
 def simulate(asha, train, until):
-    """Workers do asha's jobs for `until` seconds: [(worker, trial number, total epochs, start, end)]."""
+    """Let workers do asha's jobs for `until` seconds: [(worker, trial number, total epochs, start, end)]."""
     trained, jobs, free = {}, [], [(0.0, worker, None) for worker in range(len(SPEEDS))]
     while free[0][0] < until:
         now, worker, finished = heapq.heappop(free)
@@ -468,7 +477,7 @@ busy_share.shows(
     100 * busy(waiting), "{:.0f} %", "All workers wait at the end of each rung, and the last rung has a single trial."
 )
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 _, both = plt.subplots(2, 1, figsize=(9, 3.6), sharex=True, layout="constrained")
 for axes, name, jobs in zip(both, ("successive halving", "ASHA"), (waiting, never)):
     trained = sum((min(end, until) - start) / SPEEDS[worker] for worker, _, _, start, end in jobs)
@@ -483,15 +492,16 @@ plt.show()
 # %% [markdown]
 # ## Learn from what was tried: Bayesian search
 #
-# Random search forgets: its twentieth trial is drawn like its first. **Bayesian search** fits a model to the results so far. At any
-# point $x$ a *Gaussian process* predicts the value, $\mu(x)$, and how uncertain this is, $\sigma(x)$. The next point to
-# try is the one that improves most, on average, on the best value so far, $f^\star$. This **expected improvement** is
+# Random search forgets: its twentieth trial is drawn like its first. **Bayesian search** fits a model to the results so
+# far. At any point $x$ a *Gaussian process* predicts the value, $\mu(x)$, and how uncertain this is, $\sigma(x)$. The
+# next point to try is the one that improves most, on average, on the best value so far, $f^\star$. This **expected
+# improvement** is
 #
 # $$\mathrm{EI}(x) = \mathbb{E}\big[\max(f(x) - f^\star, 0)\big]
 # = (\mu - f^\star)\,\Phi(z) + \sigma\,\varphi(z), \qquad z = \frac{\mu - f^\star}{\sigma},$$
 #
-# where $\Phi$ and $\varphi$ are the distribution function and the density of the standard normal. It is large where the mean is high, and
-# where the model is unsure. The points are the 936 configurations, with each axis scaled to 0 … 1.
+# where $\Phi$ and $\varphi$ are the distribution function and the density of the standard normal. It is large where the
+# mean is high, and where the model is unsure. The points are the 936 configurations, with each axis scaled to 0 … 1.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
@@ -515,7 +525,7 @@ def in_cube(config):
 
 
 def surrogate(length=1.0):
-    """A Gaussian process. length: the distance in the cube over which values change (fixed, not fitted: quicker)."""
+    """A Gaussian process. length: the distance in the cube over which values change (not fitted, to save time)."""
     return GaussianProcessRegressor(Matern(length, nu=2.5), alpha=0.01, optimizer=None, normalize_y=True)
 
 
@@ -525,14 +535,15 @@ points = np.array([in_cube(config) for config in table.configurations])  # (936,
 # ### Balise 4 · Expected improvement, and the search · further · about 14 min
 #
 # - **`expected_improvement`**: the formula, for arrays. `std` may be 0. 3 lines.
-# - **`bayesian_search`** tries `n_first` points at random, then always the most promising one. Fit `model` to what was tried,
-#   and write `promise`, the expected improvement of every point over the best value so far. The model can't be fitted to
-#   NaN, but it should learn to avoid such points: give it the lowest value so far instead. 4 lines.
+# - **`bayesian_search`** tries `n_first` points at random, then always the most promising one. Fit `model` to what was
+#   tried, and write `promise`, the expected improvement of every point over the best value so far. The model can't be
+#   fitted to NaN, but it should learn to avoid such points: give it the lowest value so far instead. 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `norm.cdf`, `norm.pdf`; `np.maximum(std, 1e-12)` keeps the division finite. `np.nanmin`, `np.nanmax`, `np.where(np.isnan(…), …)`.
-# Set the promise of tried points to `-np.inf`: 0 is not enough, because all others may be 0 as well.
+# `norm.cdf`, `norm.pdf`; `np.maximum(std, 1e-12)` keeps the division finite. `np.nanmin`, `np.nanmax`,
+# `np.where(np.isnan(…), …)`. Set the promise of tried points to `-np.inf`: 0 is not enough, because all others may be 0
+# as well.
 # </details>
 
 
@@ -552,9 +563,9 @@ def expected_improvement(mean, std, best):
 def bayesian_search(objective, points, model, n_first, n_trials, rng):
     """Try n_trials of the points (n, d), the first n_first at random. Returns (tried, values) in the order of trials.
 
-    objective(k) tries point k; its value is NaN if it diverged, but at least one of the first is a number. No point is
-    tried twice. model.fit(x, y) takes x (n, d), y (n,); model.predict(x, return_std=True) returns mean and std, (n,)
-    each.
+    objective(k) tries point k and returns its value, NaN if it diverged. At least one of the first values is a number.
+    No point is tried twice. model.fit(x, y) takes x (n, d), y (n,); model.predict(x, return_std=True) returns mean and
+    std, (n,) each.
     """
     tried = rng.choice(len(points), n_first, replace=False).tolist()
     values = [objective(k) for k in tried]
@@ -574,7 +585,7 @@ def bayesian_search(objective, points, model, n_first, n_trials, rng):
 tp.check(4, expected_improvement, bayesian_search)
 
 # %% [markdown]
-# One axis first, so that you can see the model at work: thirteen learning rates of SGD, two of them tried at random.
+# Start with one axis, to see the model at work: thirteen learning rates of SGD, two of them tried at random.
 
 # %% jupyter={"source_hidden": true}
 rates = np.array(table.axes["learning_rate"])
@@ -629,9 +640,9 @@ with threadpool_limits(1):
 compare(needed)
 
 # %% [markdown]
-# Each of these trials ran to its end, and each waited for the one before. A model pays off where trials are expensive and good ones
-# are rare. It combines with early stopping: the model proposes, ASHA stops. Optuna's default sampler, TPE, replaces the Gaussian
-# process with two densities, one of good trials and one of poor trials.
+# Each of these trials ran to its end, and each waited for the one before. A model pays off where trials are expensive
+# and good ones are rare. You can add early stopping: the model proposes, ASHA stops. Optuna's default sampler, TPE,
+# replaces the Gaussian process with two densities, one of good trials and one of poor trials.
 
 # %% [markdown]
 # ## Change while training: populations
@@ -659,12 +670,12 @@ val_y, test_y = (digits.val_y[k::2] for k in (0, 1))
 
 @dataclass
 class Member:
-    """One of a population."""
+    """A member of the population."""
 
     network: nn.Module
     optimizer: torch.optim.Optimizer
     hyperparameters: dict  # {name in optimizer.param_groups: value}, such as {"lr": 0.1, "weight_decay": 1e-4}
-    value: float = math.nan  # validation accuracy when it was last looked at; NaN: diverged
+    value: float = math.nan  # the last measured validation accuracy; NaN: diverged
 
 
 def new_member(rng):
@@ -683,7 +694,7 @@ def share_right(network, x, y):
 
 
 def train_epoch(member, rng):
-    """One epoch of batches of 128, then a look at the validation images."""
+    """Train one epoch in batches of 128, then measure the validation accuracy."""
     for batch in torch.from_numpy(rng.permutation(len(train_y))).split(128):
         loss = nn.functional.cross_entropy(member.network(train_x[batch]), train_y[batch])
         member.optimizer.zero_grad()
@@ -696,10 +707,10 @@ def train_epoch(member, rng):
 # ### Balise 5 · Exploit and explore · further · about 16 min
 #
 # - **`exploit`**: `member` becomes a copy of `better`. What one of them does later must not affect the other. 3 lines.
-# - **`explore`** multiplies each hyperparameter by 0.8 or 1.25 (given). But `member.hyperparameters` is only a note: the optimizer
-#   trains with the values in its `param_groups`. 2 lines.
-# - **`evolve`**: each of the lowest `quarter` of members copies a member drawn from the highest `quarter`, then explores.
-#   Write `pairs` of places, (copier, copied), and carry them out. 4 lines.
+# - **`explore`** multiplies each hyperparameter by 0.8 or 1.25 (given). But `member.hyperparameters` is only a note:
+#   the optimizer trains with the values in its `param_groups`. 2 lines.
+# - **`evolve`**: each of the lowest `quarter` of members copies a member drawn from the highest `quarter`, then
+#   explores. Write `pairs`, a list of indices (copier, copied), and carry them out. 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -711,9 +722,9 @@ def train_epoch(member, rng):
 
 # %% tags=["balise-5"]
 def exploit(member, better):
-    """Make member a copy of better: weights, buffers, optimizer's state, hyperparameters; nothing is shared.
+    """Make member a copy of better: weights, buffers, optimizer's state, hyperparameters. The two share nothing.
 
-    From here on member trains exactly as better would have.
+    From then on, member trains exactly as better would have.
     """
     # BEGIN SOLUTION
     member.network.load_state_dict(better.network.state_dict())
@@ -733,7 +744,7 @@ def explore(member, rng):
 
 
 def evolve(members, rng):
-    """The lowest quarter copies members of the highest, then explores. Returns [(index of copier, of copied), …].
+    """Let the lowest quarter copy members of the highest, then explore. Returns [(index of copier, of copied), …].
 
     order: indices of all members, lowest value first.
     """
@@ -758,7 +769,7 @@ tp.check(5, exploit, explore, evolve)
 
 # %% jupyter={"source_hidden": true}
 def trained(seed, evolving):
-    """(members, rates, pairs): rates (generations, members), pairs of each generation but the last."""
+    """Train a population. Returns (members, rates (generations, members), pairs of each generation but the last)."""
     rng = np.random.default_rng(seed)
     members, rates, pairs = [new_member(rng) for _ in range(MEMBERS)], [], []
     for generation in range(GENERATIONS):
@@ -771,7 +782,7 @@ def trained(seed, evolving):
 
 
 def on_test(members):
-    """Test accuracy in percent of the best on the validation images, and the median of all."""
+    """Test accuracy in %: of the member that is best on the validation images, and the median of all members."""
     found = [100 * share_right(member.network, test_x, test_y) for member in members]
     best = max(range(len(members)), key=lambda k: np.nan_to_num(members[k].value))
     return found[best], np.nanmedian(found)
@@ -785,12 +796,12 @@ for evolving, name in ((False, "fixed rates"), (True, "population based")):
     text = [f"{m:.1f} ({a:.1f} to {b:.1f})" for a, m, b in zip(low, middle, high)]
     print(f"{name:<17} best {text[0]}   median member {text[1]}")
 more = np.median(scores[True] - scores[False], axis=0)
-print(f"more, median: best {more[0]:+.1f}, median member {more[1]:+.1f}")
+print(f"gain, median: best {more[0]:+.1f}, median member {more[1]:+.1f}")
 
 
 # %% jupyter={"source_hidden": true}
 def lineage(members, rates, pairs):
-    """The learning rates that trained the best network: its own, and before that those of the members it copied."""
+    """The learning rates that trained the best network: its own and, before, those of the members that it copied."""
     k = max(range(len(members)), key=lambda k: np.nan_to_num(members[k].value))
     path = []
     for generation in reversed(range(len(rates))):
@@ -829,14 +840,15 @@ plt.show()
 # %% [markdown]
 # ## A study on many nodes: Optuna
 #
-# On a supercomputer a search is a few hundred jobs that start and end when the queue says so, and some are killed. They need no
-# master: **one file that all of them read and write is enough**. Optuna's terms:
+# On a supercomputer a search is a few hundred jobs that start and end when the queue says so, and some are killed. They
+# need no master: **one file that all of them read and write is enough**. Optuna's terms:
 #
 # - a **trial** is one configuration and its results: RUNNING, then COMPLETE, PRUNED (stopped early) or FAIL;
-# - a **study** is the set of all trials, and a **storage** keeps it: a database or a **journal**, a file that every process appends to.
+# - a **study** is the set of all trials, and a **storage** keeps it: a database or a **journal**, a file that every
+#   process appends to.
 #
-# The storage keeps neither the **sampler**, which proposes configurations, nor the **pruner**, which stops trials: each worker
-# brings its own.
+# The storage keeps neither the **sampler**, which proposes configurations, nor the **pruner**, which stops trials: each
+# worker brings its own.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import os
@@ -855,7 +867,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)  # otherwise it prints a li
 
 
 def train(config, pause=0.01):
-    """Train with a configuration: yields the validation accuracy after each epoch, NaN once diverged.
+    """Train with a configuration: yields the validation accuracy after each epoch, NaN once training has diverged.
 
     It reads the table and waits a little at each epoch. Epochs that nobody asks for take no time.
     """
@@ -878,14 +890,15 @@ def train(config, pause=0.01):
 #
 # <details><summary>Hint</summary>
 #
-# `trial.report(value, epoch)`, `trial.should_prune()`, `optuna.TrialPruned`, which you raise. `study.get_trials(states=(TrialState.…,))`
-# lists trials; `trial.user_attrs.get("worker")`; `study.tell(trial.number, state=…)`. `study.optimize(f, n_trials=1)` runs one.
+# `trial.report(value, epoch)`, `trial.should_prune()`, `optuna.TrialPruned`, which you raise.
+# `study.get_trials(states=(TrialState.…,))` lists trials; `trial.user_attrs.get("worker")`; `study.tell(trial.number,
+# state=…)`. `study.optimize(f, n_trials=1)` runs one.
 # </details>
 
 
 # %% tags=["balise-6"]
 def objective(trial, train):
-    """One trial of a study: trains to the end, or until the pruner says stop. Returns the last accuracy.
+    """Run one trial of a study to its end, or until the pruner stops it. Returns the last accuracy.
 
     train(config) yields an accuracy after each epoch. A trial that is stopped or diverges (NaN) ends as PRUNED
     immediately.
@@ -909,13 +922,13 @@ def objective(trial, train):
 
 
 def make_study(path):
-    """Make the study "search" in the journal `path`, to be maximised, or keep an existing one."""
+    """Make the study "search" in the journal `path`; it maximises. Keep the study if there is one."""
     storage = JournalStorage(JournalFileBackend(str(path)))
     optuna.create_study(study_name="search", storage=storage, direction="maximize", load_if_exists=True)
 
 
 def work(path, name, total, train):
-    """Worker `name`: fail what it left running, then run trials until `total` of the study are complete or pruned.
+    """Worker `name`: mark its own RUNNING trials as FAIL, then run trials until `total` are COMPLETE or PRUNED.
 
     A trial's user attribute "worker" names its worker. Trials with another name, or none yet, may be running elsewhere.
     """
@@ -953,12 +966,12 @@ def search(path, trials):
 
 
 def load(path):
-    """The study in a journal, which you may read while workers write."""
+    """Load the study from a journal; you may do so while workers write to it."""
     return optuna.load_study(study_name="search", storage=JournalStorage(JournalFileBackend(str(path))))
 
 
 def summary(study):
-    """How many trials are in which state, and how many epochs they took."""
+    """How many trials are in each state, and how many epochs they took."""
     states = {state.name: len(study.get_trials(states=(state,))) for state in TrialState}
     epochs = sum(len(trial.intermediate_values) for trial in study.trials)
     return ", ".join(f"{n} {name}" for name, n in states.items() if n) + f"; {epochs} epochs"
@@ -982,8 +995,8 @@ for name in ("timeline", "intermediate_values"):
         plt.show()
 
 # %% [markdown]
-# There may be up to 42 trials: a worker first counts, then begins one, and others may begin one in between. In the
-# second figure, lines that would have crossed after a cut are the price of stopping early.
+# There may be up to 42 trials: a worker counts them, then begins one, and others may begin one in between. In the
+# second figure, some lines that were cut might have overtaken others: this is the price of stopping early.
 #
 # ### A worker that dies
 #
@@ -998,7 +1011,7 @@ for name in ("timeline", "intermediate_values"):
 # srun python worker.py "task $SLURM_ARRAY_TASK_ID"     # calls work(path, name, ...)
 # ```
 #
-# All nodes must see the journal. Here task 1 is killed in its third training, as if its time had run out.
+# All nodes must see the journal. Here task 1 is killed in its third trial, as if its time had run out.
 
 
 # %%
@@ -1022,8 +1035,8 @@ job = launch.job(task, journal, "task 1", 12, 3, nodes=1, ranks_per_node=1, minu
 with contextlib.suppress(launch.RankError):
     job.results()
 print("task 1 was killed:   ", summary(load(journal)))
-work(journal, "task 0", 8, train)  # the others go on; run here, to save the time of another job
-print("task 0 goes on:      ", summary(load(journal)))
+work(journal, "task 0", 8, train)  # the others continue; here it runs in the notebook, which saves a job
+print("task 0 continues:    ", summary(load(journal)))
 work(journal, "task 1", 12, train)
 print("task 1 has come back:", summary(load(journal)))
 
@@ -1035,7 +1048,7 @@ print("task 1 has come back:", summary(load(journal)))
 # %%
 compare(needed)
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 _, axes = plt.subplots(figsize=(8, 3), layout="constrained")
 axes.boxplot(list(needed.values())[::-1], orientation="horizontal", tick_labels=list(needed)[::-1], showfliers=False)
 axes.set(xscale="log", xlabel=f"epochs of all trials together until one reaches {GOAL:.0%} (boxes: quartiles)")
@@ -1045,7 +1058,7 @@ plt.show()
 # ## Beyond this machine
 #
 # **Ray Tune** runs the same search with one master, which sends trials to its processes on all nodes. It can notice a
-# dead worker, and pause and resume a trial, which populations need. Ray listens on all network interfaces of a node, so
+# dead worker, and pause and resume a trial, as populations need. Ray listens on all network interfaces of a node, so
 # set `RAY_AUTH_MODE=token`. `optuna-dashboard` shows a study while it runs. It asks for no password, so don't leave it
 # open on a shared machine.
 #
@@ -1053,28 +1066,30 @@ plt.show()
 #
 # <details><summary>A paper compares two optimizers, each by its best of 50 random trials, with one seed. What is missing?</summary>
 #
-# The spread. The best of 50 is a maximum over noise, and more trials mean more luck. Train <em>that</em> configuration again with
-# several seeds, report test scores with their spread, and give both the same budget and search spaces of the same size.
+# The spread. The best of 50 is a maximum over noise, and more trials mean more luck. Train <em>that</em> configuration
+# again with several seeds, report test scores with their spread, and give both the same budget and search spaces of the
+# same size.
 # </details>
 #
 # <details><summary>Successive halving and ASHA may throw away a configuration that would have won. What kind?</summary>
 #
-# One that starts slowly: a small learning rate, a long warm-up, a large network. A longer first rung helps. So does Hyperband, which
-# runs about one halving for each possible first rung, and costs that many times more.
+# One that starts slowly: a small learning rate, a long warm-up, a large network. A longer first rung helps. So does
+# Hyperband, which runs one halving for each possible first rung, and costs that many times as much.
 # </details>
 #
 # <details><summary>You have 512 GPUs for one night and trials of two hours. Bayesian search or ASHA?</summary>
 #
-# That is four waves of 512 trials: a Gaussian process would choose most of them nearly blind. Random draws with ASHA keep every
-# GPU busy and stop the poor trials. The two combine: a sampler proposes, ASHA stops.
+# That is four waves of 512 trials: a Gaussian process would choose most of them nearly blind. Random draws with ASHA
+# keep every GPU busy and stop the poor trials. You can combine the two: a sampler proposes, ASHA stops.
 # </details>
-#
+
+# %% [markdown] tags=["slide"]
 # ## To remember
 #
 # **One seed doesn't rank the good configurations: compare medians, in epochs.** Draw at random, on a log scale where
 # the order of magnitude is unknown. Stop poor trials early: each rung costs less than the first one. Don't wait:
-# promote what is good enough now. Let a model propose configurations where trials are few and expensive. Next: models
-# too large to be tried twice.
+# promote what is good enough now. Let a model propose configurations where trials are few and expensive. Next:
+# **large models**.
 
 # %%
 tp.progress()

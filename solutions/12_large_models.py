@@ -1,13 +1,13 @@
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # # Large models: where memory goes, and where data parallelism ends · about 105 min, core 55
 #
 # A training step holds weights, gradients, optimizer states and activations. Data parallelism divides only the
 # activations: a model whose states don't fit on one card doesn't fit on a thousand cards either. You predict what a
 # step holds, lower its peak by recomputation, and find the largest batch that fits on a card.
 #
-# **What you will gain.** On a CPU, the peak of a small CoAtNet's activations falls from 50 to 20 MiB. Recomputing every
-# block reaches this too, but runs 62 % of a forward pass again. Your choice of blocks runs only 17 % again. These
-# numbers are counted, not timed.
+# **What you will gain.** You lower the peak of a small network's activations from 50 to 20 MiB. Recomputing every block
+# gets there too, but repeats 62 % of a forward pass. Your choice of blocks repeats only 17 %. These numbers are
+# counted, not timed.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import dataclasses
@@ -36,7 +36,7 @@ FULL = scale() == "full"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 torch.set_num_threads(1)  # the layers are small here: a second thread waits more than it works
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## The idea
 #
 # CoAtNet is a convolutional network with a transformer in its last stages. When $N$ ranks train $P$ parameters on $B$
@@ -45,11 +45,11 @@ torch.set_num_threads(1)  # the layers are small here: a second thread waits mor
 # $$M \;=\; \underbrace{4 P}_{\text{weights}} + \underbrace{4 P}_{\text{gradients}} + \underbrace{8 P}_{\text{two averages}}
 # + \underbrace{a\, B / N}_{\text{activations}} \quad \text{bytes.}$$
 #
-# Here $a$ is the activation bytes of one image. The first three terms are the same on every rank. The bars show their
-# sum, and the dashed lines show the memory of three cards.
+# Here $a$ is the activation bytes of one image. The first three terms don't shrink when $N$ grows. The bars show their
+# sum for published models, and the dashed lines show the memory of three cards.
 
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 def draw_stages(axes):
     """CoAtNet-7: its stages as boxes, as high as their feature maps."""
     config, side = COATNETS[7], 112
@@ -65,7 +65,7 @@ def draw_stages(axes):
 
 
 def draw_floor(axes):
-    """16 bytes for each of the published parameters, beside what cards have."""
+    """16 bytes for each parameter of published models, and the memory of three cards."""
     published = {"CoAtNet-0": 25e6, "CoAtNet-3": 168e6, "CoAtNet-5": 688e6, "CoAtNet-6": 1.47e9, "ViT-G/14": 1.84e9,
                  "CoAtNet-7": 2.44e9}  # fmt: skip
     floors = {f"{name}: {16 * count / 1e9:.1f} GB": 16 * count / 1e9 for name, count in published.items()}
@@ -73,7 +73,7 @@ def draw_floor(axes):
     for memory in (32, 80, 141):
         axes.axvline(memory, color="#666666", linestyle="--", linewidth=1)
         axes.text(memory, 1.02, f"{memory} GB", ha="center", fontsize=8, transform=axes.get_xaxis_transform())
-    axes.set(xlim=(0, 150), xlabel="GB a rank, before the first image")
+    axes.set(xlim=(0, 150), xlabel="GB on each rank, before the first image")
     axes.set_title("Weights, gradients and averages", pad=18)
 
 
@@ -158,7 +158,7 @@ print(f"weights, gradients and AdamW's averages: {measure.human_bytes(states)}, 
 convolutions = tp.predict("Of all bytes kept for backward, what share (%) do the stem and the convolutions keep?", ...)
 
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 def kept_by_block():
     """[(name, bytes of parameters, bytes kept for the backward pass)] of stem, blocks and head, in order."""
     live, x, rows = measure.LiveBytes().track(*layers, images), images, []
@@ -190,11 +190,11 @@ share = {what: sum(size for size, one in zip(sizes, early) if one) / sum(sizes)
 print("stem and convolutions: " + ", ".join(f"{part:.0%} of {what}" for what, part in share.items()))
 
 # %%
-why = "An early convolution has few weights, but uses them at thousands of places, and keeps numbers for each place."
+why = "An early convolution has few weights, but it applies them at many places and keeps its input for every place."
 convolutions.shows(100 * share["what is kept"], "{:.0f} %", why)
 
 # %% [markdown]
-# Recomputation therefore helps at the beginning of the network, and sharding the states (ZeRO) at its end.
+# Recomputation therefore helps at the beginning of the network, and sharding the states (ZeRO) helps at the end.
 
 # %% [markdown]
 # ## From an image to tokens
@@ -271,7 +271,7 @@ tp.check(1, cut_patches, embed_image)
 #
 # <details><summary>Hint</summary>
 #
-# `rows[:, None] - rows[None]` are all differences, query minus key. Two tensors of integers index together: `table[:,
+# `rows[:, None] - rows[None]` gives all differences, query minus key. Two tensors of integers index together: `table[:,
 # down, right]`. `softmax` takes care of large scores.
 # </details>
 
@@ -350,20 +350,21 @@ report.table(
 # ## Large models, before anything is allocated
 #
 # A linear layer from $a$ to $b$ channels, used at $n$ places, has $(a + 1)\,b$ parameters and takes $2\,a\,b\,n$
-# operations. A multiplication and an addition count as two; norms and biases don't count. A 1 × 1 convolution is a
-# linear layer.
+# operations. A multiplication and an addition are two operations; those of norms and biases don't count. A 1 × 1
+# convolution is a linear layer.
 #
 # ### Balise 3 · Parameters and operations, as formulas · further · about 11 min
 #
-# Return `(parameters, operations)` of a forward pass of **one image**. The next cell compares your numbers with those
-# of PyTorch's counter: they must be equal.
+# Return `(parameters, operations)` of a forward pass of **one image**. The next cell compares them with PyTorch's
+# counter: they must be equal.
 #
 # - `attention_cost`: queries, keys and values from `c` to `d` channels (all heads together), the two products of
 #   self-attention between `n` places, and a projection from `d` to `d`. All four layers have a bias. Each head has
 #   `table` learnt numbers for relative positions.
 # - `feed_forward_cost`: two linear layers, d → f → d.
-# - `mbconv_cost`: its parameters and its shortcut are given. Add the operations of its products: c → m *before* the
-#   stride; after it, a 3 × 3 convolution of each channel alone (9 → 1) and m → d; and, per image, m → squeezed → m.
+# - `mbconv_cost`: parameters and shortcut are given. Add up the operations of its products. At the places *before* the
+#   stride: c → m. At the places *after* it: a 3 × 3 convolution of each channel alone (9 → 1), then m → d. Once per
+#   image: m → squeezed → m.
 #
 # <details><summary>Hint</summary>
 #
@@ -468,7 +469,7 @@ report.table(
 # ## Where memory goes
 #
 # In float32 with AdamW, parameters, gradients and optimizer states take 4, 4 and 8 bytes a parameter. Activations grow
-# with the batch. Which tensors an operation keeps follows from its derivative:
+# with the batch. An operation keeps the tensors that its derivative needs:
 #
 # | operation | keeps, besides weights |
 # |---|---|
@@ -479,7 +480,7 @@ report.table(
 # | sum, bias, positions | nothing |
 # | cross-entropy | a number for each class |
 #
-# A tensor that two operations keep counts once. The **storage** is what counts: a view of a single number keeps the
+# A tensor kept by two operations counts once. The **storage** is what counts: a view of a single number keeps the
 # whole storage alive.
 #
 # ### Balise 4 · Where memory goes · about 16 min
@@ -507,7 +508,7 @@ report.table(
 
 # %% tags=["balise-4"]
 def kept_bytes(layers, x):
-    """Bytes that each layer keeps for backward, a list. A storage counts once, those of weights and buffers do not."""
+    """Bytes that each layer keeps for backward, a list. A storage counts once; weights and buffers don't count."""
     seen = {t.untyped_storage().data_ptr() for layer in layers for t in [*layer.parameters(), *layer.buffers()]}
     found = []
 
@@ -532,14 +533,14 @@ def predict_memory(config, batch):
     with torch.device("meta"):
         n = sum(p.numel() for p in ViT(config).parameters())
     s, d, f, h = config.patches + 1, config.width, config.ffn_width, config.heads
-    # the numbers that the parts of a block keep of one image
+    # how many numbers each part of a block keeps for one image
     # BEGIN SOLUTION
     norm = s * (d + 2)
     attention = s * (d + 3 * d + d + h)
     feed_forward = s * (d + f + f)
     # END SOLUTION
     image = config.channels * config.image[0] * config.image[1]
-    # and all that is kept of one image: kept
+    # kept: the sum of all numbers that are kept for one image
     # BEGIN SOLUTION
     head = norm + s * d + config.classes
     kept = image + config.layers * (norm + attention + norm + feed_forward) + head
@@ -572,29 +573,28 @@ class Block(NamedTuple):
 
     kept: int  # from forward to backward if it isn't recomputed, its input included
     input: int  # all that it keeps if it is recomputed
-    work: int  # the most that live while it is computed, forward or backward; kept is part of it
+    work: int  # the most bytes in use while it is computed, forward or backward, `kept` included
     operations: int  # of one forward pass: what recomputing it costs
 
 
 # %% [markdown]
 # ### Balise 5 · Recomputation under a budget · about 14 min
 #
-# `blocks` lists a `Block` for each block in forward order, and `recomputed` has True for each block that is recomputed.
-#
-# - **`peak_bytes`**: while a block is computed, its `work` is in memory together with what the blocks *before* it keep.
-#   Return the largest sum.
-# - **`choose_blocks`**: return the list whose peak is at most `budget` and whose extra operations are the fewest. There
-#   are $2^n$ lists, but only *how many bytes are kept* matters for later blocks. Of two lists that keep the same
-#   number of bytes, forget the more expensive one:
+# - **`peak_bytes`**: while a block is computed, its `work` is in memory together with what the blocks *before* it hold.
+# - **`choose_blocks`**: there are $2^n$ lists, but only *how many bytes are held* matters for later blocks. Of two
+#   lists that hold the same number of bytes, forget the more expensive one:
 #
 # ```
-# found   bytes kept so far → (extra operations, choices)
+# found   bytes held so far → (extra operations, choices)
 #           0 → (0, [])      →      kept₁ → (0, [False])      →   …
 #                                  input₁ → (operations₁, [True])
 # ```
 #
 # You write one step, from `found` to `longer`. Each entry has two successors, or none if this block's `work` doesn't
 # fit on top of its bytes.
+#
+# **Write all of it:** `tp.open_task(5)` gives you only names and docstrings. Find the cheapest of $2^{48}$ lists in
+# three seconds.
 #
 # <details><summary>Hint</summary>
 #
@@ -603,9 +603,14 @@ class Block(NamedTuple):
 # </details>
 
 
-# %% tags=["balise-5"]
+# %% tags=["balise-5", "slide-mistake=live-block-forgotten"]
 def peak_bytes(blocks, recomputed):
-    """The most bytes that live at once; recomputed: a list of True and False, one for each block."""
+    """The most bytes in use at once, in forward or backward.
+
+    blocks: a list of `Block`, in forward order. recomputed: a list with True for each block that is recomputed.
+    While a block is computed, its `work` is in memory, together with what the blocks before it hold: `input` if they
+    are recomputed, `kept` if not. `work` includes what the block itself holds. Blocks after it hold nothing.
+    """
     held = peak = 0
     for block, again in zip(blocks, recomputed):
         # BEGIN SOLUTION
@@ -616,7 +621,12 @@ def peak_bytes(blocks, recomputed):
 
 
 def choose_blocks(blocks, budget):
-    """Which blocks to recompute: a peak of at most `budget` with the fewest extra operations. None if nothing fits."""
+    """Which blocks to recompute: a list of True and False, one for each block in forward order. None if no list fits.
+
+    Among the lists with peak_bytes(blocks, list) <= budget, it has the fewest extra operations: the smallest sum of
+    `operations` over the blocks that are recomputed. 48 blocks of many megabytes may take three seconds at most, so
+    you can try neither all lists nor all numbers of bytes. But many lists hold the same number of bytes.
+    """
     found = {0: (0, [])}  # bytes held so far: (extra operations, choices)
     for block in blocks:
         longer = {}
@@ -653,16 +663,16 @@ def measure_blocks(layers, x):
     found = []
     for layer, kept in zip(layers, kept_bytes(layers, x)):
         x = x.detach().requires_grad_()
-        # checkpoint stops as soon as it has what backward needs: a little less than a forward pass
+        # checkpoint stops as soon as it has what backward needs, so this is less than a forward pass
         again = operations_of([layer], x, [True]) - operations_of([layer], x, [False])
         found.append(Block(kept, x.nbytes, peak_of_step([layer], x, [False]), again))
         x = layer(x)
     return found
 
 
-# %%
+# %% tags=["slide"]
 def choices_for(blocks, budgets):
-    """{name: which blocks are recomputed}: the switches, and yours from the least budget that fits upwards."""
+    """{name: which blocks are recomputed}: the switches, then your choices, from the smallest budget up."""
     most, least = (peak_bytes(blocks, switches[name]) for name in ("nothing", "every block"))
     yours = [least + (most - least) * k // budgets for k in range(budgets)]
     return switches | {f"yours, at most {budget / 2**20:.0f} MiB": choose_blocks(blocks, budget) for budget in yours}
@@ -706,8 +716,8 @@ plt.show()
 # %% [markdown]
 # ## A gradient lives only until it is used
 #
-# After a usual backward pass, all gradients exist at once. **Optimizer fusion** updates each parameter as soon as its
-# gradient is complete, and frees the gradient.
+# After an ordinary backward pass, all gradients exist at once. **Optimizer fusion** updates each parameter as soon as
+# its gradient is complete, and frees the gradient.
 #
 # ### Balise 6 · The optimizer's step inside backward · further · about 13 min
 #
@@ -715,8 +725,8 @@ plt.show()
 # soon as `p.grad` is complete. Step there, then free the gradient. The given lines refuse what needs all gradients at
 # once.
 #
-# `make([p, …])` makes an optimizer of some parameters, such as AdamW. After every step, the weights must equal those of
-# the usual loop, with momentum too. Some parameters may be frozen. Return the list of optimizers, so that a loop can
+# `make([p, …])` makes an optimizer, such as AdamW, for some parameters. After every step, the weights must equal those
+# of the usual loop, with momentum too. Some parameters may be frozen. Return the list of optimizers, so that a loop can
 # change their learning rates.
 #
 # <details><summary>Hint</summary>
@@ -730,11 +740,11 @@ plt.show()
 def step_in_backward(model, make, max_norm=None, micro_batches=1, scaler=None):
     """From now on backward updates each parameter as soon as its gradient is there. Returns the list of optimizers."""
     if max_norm is not None:
-        raise ValueError("the norm of all gradients is known when the first ones are gone already")
+        raise ValueError("the norm of all gradients is known only after the first ones are gone")
     if micro_batches > 1:
-        raise ValueError("to add up gradients of several micro-batches, all of them would have to stay")
+        raise ValueError("to add up the gradients of several micro-batches, all of them would have to stay in memory")
     if scaler is not None:
-        raise ValueError("whether to skip a step is known when its first updates are done already")
+        raise ValueError("whether to skip a step is known only after its first updates are done")
     # BEGIN SOLUTION
     optimizers = {p: make([p]) for p in model.parameters() if p.requires_grad}
 
@@ -767,7 +777,7 @@ class Curve(measure.LiveBytes):
 
 
 def prepare(batch, fused):
-    """(model, optimizers, what makes a step): the usual loop, or a step inside backward."""
+    """(model, optimizers, function that makes a step): the usual loop, or a step inside backward."""
     torch.manual_seed(0)
     model = ViT(TINY).to(DEVICE)
     make = lambda parameters: torch.optim.AdamW(parameters, foreach=False)  # noqa: E731
@@ -883,7 +893,7 @@ FLOAT = 4  # bytes: the fake tensors are float32; mixed precision keeps half of 
 
 @functools.cache
 def block_bytes(make, *sizes, images=64):
-    """`Block` of one layer, make(*sizes) without the last: bytes an image in float32, on fake tensors of the last size."""
+    """`Block` of make(*sizes), in float32 bytes an image, on fake tensors. The last of `sizes` is the input's shape."""
     *sizes, shape = sizes
     with FakeTensorMode(), measure.LiveBytes() as live:
         layer, x = make(*sizes), torch.zeros(images, *shape, requires_grad=True)
@@ -911,7 +921,7 @@ def coatnet_blocks(config):
 
 
 def by_block_and_whole(images=32):
-    """Whether blocks add up: a step of CoAtNet-0, by block and whole, on fake tensors."""
+    """Do the blocks add up? A step of CoAtNet-0, by block and whole, on fake tensors."""
     blocks = coatnet_blocks(COATNETS[0])
     ours = images * peak_bytes(blocks, [False] * len(blocks))
     whole = measure.estimate_memory(lambda: CoAtNet(COATNETS[0]), (3, 224, 224), images).activations
@@ -922,10 +932,11 @@ def by_block_and_whole(images=32):
 by_block_and_whole()
 
 # %%
-ddp_limit = tp.predict("Which CoAtNet, 0 to 7, is the largest that plain DDP trains on cards of 32 GB?", ...)
+ddp_limit = tp.predict("Which CoAtNet, 0 to 7, is the largest that plain DDP can train on cards of 32 GB?", ...)
 
 # %% jupyter={"source_hidden": true}
-CARDS = {"32 GB (V100)": 32e9, "80 GB (H100)": 80e9, "141 GB (H200)": 141e9}
+NAMES = {"32 GB (V100)": "V100-32GB", "80 GB (H100)": "H100", "141 GB (H200)": "H200"}
+CARDS = {name: planner.CARDS[card].memory for name, card in NAMES.items()}  # bytes, as the driver shows them
 TECHNIQUES = {  # name: (stage, whether every block is recomputed)
     "DDP": (0, False), "ZeRO 1": (1, False), "ZeRO 2": (2, False), "ZeRO 3": (3, False),
     "DDP, recomputed": (0, True), "ZeRO 3, recomputed": (3, True),
@@ -1003,7 +1014,7 @@ def draw_rank(number=7, batch=32):
     for card, memory in CARDS.items():
         ax.axvline(memory / 1e9, color="0.3", ls=":", lw=1)
         ax.text(memory / 1e9, -0.75, card, ha="center", fontsize=8)
-    ax.set(yticks=range(len(TECHNIQUES)), yticklabels=TECHNIQUES, xlabel="GB of a rank", xlim=(0, 150))
+    ax.set(yticks=range(len(TECHNIQUES)), yticklabels=TECHNIQUES, xlabel="GB of a rank", xlim=(0, 160))
     ax.set_title(f"What fills the card: CoAtNet-{number}, {batch} images a card, {RANKS} ranks", pad=16)
     ax.invert_yaxis()
     ax.legend(loc="lower right", fontsize=8)
@@ -1032,8 +1043,8 @@ show_days()
 # %% [markdown]
 # ## Three questions
 #
-# **1.** CoAtNet-7 with AdamW in float32 doesn't fit on a GPU of 32 GB. A colleague asks for four times as many GPUs to
-# run the same DDP. What do you answer?
+# **1.** CoAtNet-7 with AdamW in float32 doesn't fit on a 32 GB GPU. A colleague asks for four times as many GPUs to
+# run the same DDP. What do you say?
 #
 # <details><summary>Answer</summary>
 #
@@ -1056,15 +1067,15 @@ show_days()
 # <details><summary>Answer</summary>
 #
 # Not by their bytes alone. What counts is how many bytes a block frees for each operation that runs again. Also, one
-# very large block limits what recomputation can save, because all of its work is in memory together.
+# very large block limits what recomputation can save, because all its work is in memory at once.
 # </details>
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## To remember
 #
-# **Data parallelism divides the images and nothing else.** With AdamW in float32, 16 bytes a parameter are the floor of
-# every rank. Activations follow from shapes, so recomputation can be planned: free bytes before the peak, for the
-# fewest operations. ZeRO lowers the floor, and pays in messages.
+# **Data parallelism divides the images and nothing else.** With AdamW in float32, 16 bytes a parameter is the floor on
+# every rank. Activations follow from shapes, so you can plan recomputation: free the bytes that are kept before the
+# peak, and repeat as few operations as possible. ZeRO lowers the floor, and pays in messages.
 
 # %%
 tp.progress()

@@ -1,4 +1,4 @@
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # # ZeRO, under the hood · about 125 min, core 60
 #
 # In data parallelism, every rank keeps a copy of the parameters, the gradients and the optimizer states. The *Zero
@@ -13,6 +13,7 @@ import functools
 import json
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -49,7 +50,7 @@ OPTIONS = {"lr": 3e-4 if FULL else 1e-3, "weight_decay": 0.1}
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## The idea
 #
 # In mixed precision with Adam, each of the $\Psi$ parameters takes 16 bytes on a rank: 2 for the parameter, 2 for its
@@ -64,7 +65,7 @@ reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sca
 #
 # In the figure, grey marks what a rank no longer holds (after Rajbhandari and others, *ZeRO*, 2020).
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 COLOURS = {"parameters": "#0072B2", "gradients": "#E69F00", "optimizer states": "#009E73"}
 figure, panels = plt.subplots(1, 4, figsize=(8.5, 2.9), layout="constrained", sharey=True)
 for stage, axes in enumerate(panels):
@@ -123,7 +124,7 @@ def held(model, optimizer):
 
 
 def train(make):
-    """On a rank, with the optimizer make(model): (mean losses, seconds of each step, what is held in the last step)."""
+    """Train on a rank with the optimizer make(model): (mean losses, seconds of each step, bytes held in the last)."""
     torch.set_num_threads(1)  # on a CPU, each rank is one core's worth
     model, losses, times, moments = make_model(), [], [], []
 
@@ -212,9 +213,8 @@ run("data parallelism", stage_0)
 # | mixed precision | 2 | 2 | 4 + 8 | 4 + 4 | 4 + 0 |
 # | float32 throughout | 4 | 4 | 8 | 4 | 0 |
 #
-# In mixed precision, the optimizer's part includes the float32 copy, 4 bytes. `weight` and `kept` hold the bytes from
-# this table, and `share` is the number of parameters in a rank's shard. Stage 0 shards nothing. Stage 1 shards the
-# optimizer's part, stage 2 also the gradients, and stage 3 also the parameters.
+# `weight` and `kept` hold the bytes from this table, and `share` is the number of parameters in a rank's shard. Stage 0
+# shards nothing. Stage 1 shards the optimizer's part, stage 2 also the gradients, and stage 3 also the parameters.
 #
 # <details><summary>Hint</summary>
 #
@@ -246,8 +246,8 @@ figure, axes = plt.subplots(figsize=(8.5, 3.2), layout="constrained")
 for stage, name in enumerate(("data parallelism", "stage 1", "stage 2", "stage 3")):
     sizes = [sum(bytes_per_rank(7.5e9, n, stage)) / 1e9 for n in worlds]
     axes.plot(worlds, sizes, marker="o", markersize=4, label=name)
-axes.axhline(80, color="#555555", linestyle="--", linewidth=1)
-axes.text(1024, 76, "a GPU of 80 GB", ha="right", va="top", fontsize=9, color="#555555")
+axes.axhline(planner.A100.memory / 1e9, color="#555555", linestyle="--", linewidth=1)
+axes.text(1024, 81, "a GPU of 80 GB", ha="right", va="top", fontsize=9, color="#555555")
 axes.set_xscale("log", base=2)
 axes.set_yscale("log")
 axes.set(xticks=worlds, xticklabels=worlds, xlabel="ranks", ylabel="GB on each rank", yticks=(0.1, 1, 10, 100),
@@ -364,8 +364,8 @@ def make_buckets(parameters, capacity):
 # %% [markdown]
 # ### Balise 3 · Stage 1: a shard of the optimizer states · about 13 min
 #
-# The owner of a shard receives the mean gradient of that shard and updates it, with optimizer states for only that
-# shard. Then all ranks gather the new parameters.
+# The owner of a shard receives the shard's mean gradient and updates its parameters. It keeps optimizer states for this
+# shard only. Then all ranks gather the new parameters.
 #
 # $$\underset{\Psi}{\text{gradients}} \xrightarrow{\text{reduce-scatter}} \underset{\Psi/N}{\text{own.grad}}
 # \xrightarrow{\text{optimizer}} \underset{\Psi/N}{\text{own}} \xrightarrow{\text{all-gather}}
@@ -385,7 +385,7 @@ def make_buckets(parameters, capacity):
 # </details>
 
 
-# %% tags=["balise-3"]
+# %% tags=["balise-3", "slide-mistake=all-reduce-first"]
 class ShardedOptimizer:
     """An optimizer whose states are shared out among the ranks (ZeRO stage 1).
 
@@ -551,7 +551,7 @@ class ShardedGradients(ShardedOptimizer):
         self.running.clear()
 
     def reduce(self):
-        """After backward: send what is left and wait; each own.grad then is this rank's shard of the mean gradient."""
+        """After backward: send what is left and wait. Then each own.grad is this rank's shard of the mean gradient."""
         self.wait()
         for part in self.parts:
             if part.own.grad is None or any(p.grad is not None for p in part.parameters):
@@ -573,18 +573,15 @@ run("stage 2", stage_2)
 # %% [markdown]
 # ### Balise 5 · Stage 3: parameters only while they are used · about 15 min
 #
-# Each layer's parameters form a `Unit`, a `Part` whose `own` has separate memory. A unit is gathered just before its
-# layer computes, freed just after, and gathered again for backward.
+# Each layer's parameters form a `Unit`. It is gathered just before its layer computes, freed just after, and gathered
+# again for backward. Write
 #
-# Autograd keeps *views* of the weights, and a view keeps its memory alive. That's why `free()` empties the storage that
-# all views share: `flat.untyped_storage().resize_(0)`.
+# - `Unit.gather()`, the reverse of `free()`.
+# - the end of `add(layer)`: register `gather`, `free` and `backward_begins`.
+# - the end of `send(part)`, and `update()`.
 #
-# `ShardedParameters` builds on stage 2, which calls `send(part)` when all gradients of a unit are complete. Write
-#
-# - `Unit.gather()`, the reverse of `free()`: give `flat` its memory back, and fill it from all ranks' `own`.
-# - the end of `add(layer)`: register three hooks on the layer, for `gather`, `free` and `backward_begins`.
-# - `send(part)`: the gradients are on their way. What else can go?
-# - `update()`: which line of stage 1's `update` is still needed?
+# **Write all of it:** `tp.open_task(5)` gives you only names and docstrings. Build stage 3 on your stage 2, so that
+# only the layer in use is whole.
 #
 # <details><summary>Hint</summary>
 #
@@ -596,7 +593,12 @@ run("stage 2", stage_2)
 
 # %% tags=["balise-5"]
 class Unit(Part):
-    """A Part of which this rank keeps only its shard; `flat` holds memory only between gather() and free()."""
+    """A Part of which this rank keeps only its shard; `flat` holds memory only between gather() and free().
+
+    Part(parameters) moves them into `flat`, which is 1-D and padded. `views` are views of `flat` with their shapes, and
+    `own`, an nn.Parameter, is this rank's shard, a view too. Here, `own` is a copy with its own memory, and a new unit
+    holds nothing else.
+    """
 
     def __init__(self, parameters):
         super().__init__(parameters)
@@ -606,7 +608,12 @@ class Unit(Part):
         self.free()
 
     def gather(self):
-        """Give `flat` its memory and fill it with the shards of all ranks, unless that is done already."""
+        """Give `flat` its memory and fill it with `own` of all ranks, outside any graph. Each p.data becomes its view.
+
+        Autograd keeps views of `flat`, so fill the same storage: storage.resize_ brings back its bytes, and no more.
+        all_gather(out, mine) writes the `mine` of all ranks, in order of rank, into `out`. The values are there when
+        gather returns. If they are there already, it sends nothing.
+        """
         if not self.gathered:
             # BEGIN SOLUTION
             self.flat.untyped_storage().resize_(self.flat.numel() * self.flat.element_size())
@@ -617,7 +624,7 @@ class Unit(Part):
             self.gathered = True
 
     def free(self):
-        """Release the memory of `flat`."""
+        """Release the memory. A view keeps it alive, so empty the storage: flat.untyped_storage().resize_(0)."""
         for p in self.parameters:
             p.data = self.nothing
         self.flat.untyped_storage().resize_(0)
@@ -625,7 +632,17 @@ class Unit(Part):
 
 
 class ShardedParameters(ShardedGradients):
-    """ZeRO stage 3. layers: modules that together hold all parameters; each is gathered by itself, and freed."""
+    """ZeRO stage 3: between steps, a rank holds its shards and their states, and nothing else.
+
+    layers: modules that together hold all parameters; each is gathered by itself, and freed.
+    parts: the units of trained parameters. frozen: the other units. home: {parameter: its unit}. optimizer: an
+    optimizer_class(self.shards, **options); `shards` is inherited, the `own` of each of the parts.
+
+    Stage 2 has ready(p), which calls send(home[p]) if no gradient of that unit is missing, and send(part), which starts
+    a reduce-scatter and frees the gradients. Its reduce() sends what is left, with zeros for unused parameters, and
+    waits: each own.grad is then this rank's shard of the mean gradient. Its __init__ would make buckets, so don't call
+    it, and set `running` to [] yourself.
+    """
 
     def __init__(self, layers, optimizer_class=torch.optim.AdamW, **options):
         self.running, self.parts, self.home = [], [], {}
@@ -635,7 +652,13 @@ class ShardedParameters(ShardedGradients):
         self.optimizer = optimizer_class(self.shards, **options)
 
     def add(self, layer):
-        """Make the units of a layer: trained and frozen ones are separate; hooks gather them when the layer is used."""
+        """Make the units of a layer, one for trained and one for frozen parameters; hooks gather and free them.
+
+        A parameter that an earlier layer holds too stays in that layer's unit, which is then gathered here as well.
+        `ready` is the post-accumulate-gradient hook of each trained parameter. The layer gathers before forward, frees
+        after it, and gathers before backward. No gradient comes for a frozen unit: it is freed when the backward of
+        another layer begins.
+        """
         for trained in (True, False):
             new = [p for p in layer.parameters() if p.requires_grad == trained and p not in self.home]
             if new:
@@ -655,7 +678,7 @@ class ShardedParameters(ShardedGradients):
             for unit in units:
                 unit.free()
 
-        def backward_begins(*_):  # no gradient tells when a frozen unit of another layer is done: free it here
+        def backward_begins(*_):  # a frozen unit gets no gradient, so no hook frees it: free it here
             for unit in self.frozen:
                 if unit not in units:
                     unit.free()
@@ -668,20 +691,20 @@ class ShardedParameters(ShardedGradients):
         # END SOLUTION
 
     def send(self, part):
-        """As before; then the parameters are not needed any more."""
+        """As in stage 2: start the reduce-scatter. Then the parameters are not needed any more: free them."""
         super().send(part)
         # BEGIN SOLUTION
         part.free()
         # END SOLUTION
 
     def reduce(self):
-        """As before; then frozen layers that are still gathered are freed."""
+        """As in stage 2; then frozen units that are still gathered are freed."""
         super().reduce()
         for unit in self.frozen:
             unit.free()
 
     def update(self):
-        """Update this rank's shards."""
+        """Update this rank's shards, and gather nothing: the next forward does."""
         # BEGIN SOLUTION
         self.optimizer.step()
         # END SOLUTION
@@ -712,7 +735,7 @@ left.shows(
     "A rank keeps 1/N of everything and, for a moment, whole gathered layers, which count for a lot in a small model.",
 )
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 psi, n, rows = CONFIG.n_parameters, RANKS[-1], []
 for stage, name in enumerate(("data parallelism", "stage 1", "stage 2", "stage 3")):
     if name in found:
@@ -768,7 +791,7 @@ class Ahead(ShardedParameters):
             layer.register_full_backward_pre_hook(lambda *_, k=k: self.begins(k - 1))
 
     def begins(self, following):
-        """The layer that begins waits for its parameters; those of the following one are requested."""
+        """The layer that begins waits for its parameters, and requests those of the following layer."""
         torch.cuda.current_stream().wait_stream(self.stream)
         self.stream.wait_stream(torch.cuda.current_stream())
         if 0 <= following < len(self.parts):
@@ -781,7 +804,7 @@ def modelled_step(clock, stage_3):
     model = make_model(LlamaConfig(TEXT_SIZE, width=2048, heads=16, kv_heads=4, layers=6, max_length=1024))
     optimizer = stage_3(layers_of(model), **OPTIONS)
     tokens = torch.zeros(16, 1025, dtype=torch.int64, device=launch.device())
-    clock.restart()  # what was before is not shown
+    clock.restart()  # the figure begins here
     with torch.autocast("cuda", dtype=torch.bfloat16):
         loss = language_loss(model, tokens)
     loss.backward()
@@ -847,7 +870,7 @@ def race_on_ranks(rounds):
 
 # %%
 longer = tp.predict(
-    f"One step on {RANKS[-1]} ranks: how many times data parallelism's time does your stage 3 take?", ...
+    f"By what factor does a step's time change from data parallelism to your stage 3, on {RANKS[-1]} ranks?", ...
 )
 
 # %%
@@ -864,8 +887,8 @@ if FULL:
 longer.shows(
     race.medians["stage 3, yours"] / race.medians["data parallelism"],
     "× {:.2f}",
-    "On a CPU, a message is a copy in shared memory, and a smaller update makes up for part of it. On GPUs, the "
-    "time spent waiting for gathers decides.",
+    "On a CPU, messages are copies in shared memory, and the smaller update makes up for part of it. On GPUs, the "
+    "time that a step waits for gathers matters most.",
 )
 
 # %% [markdown]
@@ -985,7 +1008,7 @@ tp.check(7, clip_grad_norm)
 
 # %% jupyter={"source_hidden": true}
 def factors():
-    """On a rank: (norm of the own shards, norm of all, norm after clipping to a fifth of it)."""
+    """On a rank: (norm of its own shards, norm of all shards, the latter after clipping it to a fifth)."""
     model = make_model()
     optimizer = ShardedGradients(model.parameters(), capacity=CAPACITY, **OPTIONS)
     language_loss(model, token_batch(0)).backward()
@@ -1009,7 +1032,7 @@ report.table(columns, [[rank, *norms, min(1, norms[1] / 5 / norms[0])] for rank,
 # %% [markdown]
 # ### Balise 8 · Masters and states in CPU memory · further · about 9 min
 #
-# Masters and states can move to the host's memory, and the update to its cores (Ren and others, *ZeRO-Offload*, 2021).
+# Masters and states can move to the host's memory, and its cores run the update (Ren and others, *ZeRO-Offload*, 2021).
 # Only **this rank's shard crosses the bus: its gradients down, its parameters up, both in bfloat16**. `__init__` moves
 # the masters. `t.cpu()` sends a tensor, `t.float()` casts it where it is, and `gpu.copy_(cpu)` rounds before it sends.
 # Write
@@ -1018,7 +1041,7 @@ report.table(columns, [[rank, *norms, min(1, norms[1] / 5 / norms[0])] for rank,
 #   gradient on the GPU.
 # - `update()`.
 #
-# The check counts these bytes.
+# The check counts transferred bytes.
 #
 # <details><summary>Hint</summary>
 #
@@ -1126,12 +1149,14 @@ def sent_bytes(step):
 tp.check(9, sent_bytes)
 
 # %%
-as_much = tp.predict(f"How many times Ψ does PyTorch's fully_shard send in a step, on {RANKS[-1]} ranks?", ...)
+as_much = tp.predict(
+    f"In a step on {RANKS[-1]} ranks, how many numbers does each rank send with fully_shard, as a multiple of Ψ?", ...
+)
 
 
 # %% jupyter={"source_hidden": true}
 def volumes():
-    """name -> elements sent in the second step over the number of parameters."""
+    """name -> elements sent in the second step, divided by the number of parameters."""
     psi, racers, found = sum(p.numel() for p in make_model().parameters()), candidates(), {}
     del racers["ZeroRedundancyOptimizer"]  # its broadcasts are not in our table
     for name, (_, step) in racers.items():
@@ -1140,10 +1165,10 @@ def volumes():
     return found
 
 
-# %%
+# %% tags=["slide"]
 counted = {n: launch.ranks(volumes, n=n)[0] for n in RANKS}
 in_blocks = CONFIG.layers * CONFIG.block_parameters / CONFIG.n_parameters
-formula = (2, 2, 2, 3, 2 + in_blocks)  # fully_shard gathers its blocks twice, and what is left, its root, once
+formula = (2, 2, 2, 3, 2 + in_blocks)  # fully_shard gathers its blocks twice, and its root (all other parameters) once
 columns = {"elements sent / Ψ": "{}"} | {f"{n} ranks, {how}": "{:.3f}" for n in RANKS for how in ("counted", "formula")}
 rows = [[name] for name in counted[RANKS[0]]]
 for row, times in zip(rows, formula):
@@ -1176,7 +1201,7 @@ as_much.shows(
 #
 # <details><summary>Hint</summary>
 #
-# `torch.save` writes the whole memory of a view, hence `clone`. `json.dumps(mark)` is the text of the mark.
+# `torch.save` writes the whole storage of a view, hence `clone`. `json.dumps(mark)` is the text of the mark.
 # </details>
 
 
@@ -1271,13 +1296,13 @@ print("files:", ", ".join(sizes))
 
 # %% jupyter={"source_hidden": true}
 SPEED = 0.4 * planner.A100.bfloat16  # assumed: 40 % of the peak
-NVLINK = planner.Link(0, 300e9)  # data sheets, bytes a second; latency is left out
-LINKS = {"one node of 8": (1, 25e9, "#0072B2"), "8 nodes, a card for each GPU": (8, 25e9, "#D55E00"),
-         "8 nodes, one card a node": (8, 25e9 / 8, "#555555")}  # fmt: skip
+SHARED = replace(planner.A100, network=planner.A100.network / 8)
+LINKS = {"one node of 8": (8, planner.A100, "#0072B2"), "8 nodes, a card for each GPU": (64, planner.A100, "#D55E00"),
+         "8 nodes, one card a node": (64, SHARED, "#555555")}  # fmt: skip
 ticks, tokens = [2**k for k in range(7, 17)], [2 ** (k / 20) for k in range(140, 321)]
 figure, axes = plt.subplots(figsize=(8.5, 3.6), layout="constrained")
-for link, (nodes, rate, colour) in LINKS.items():
-    seconds = planner.hierarchical_all_gather(1, nodes, 8, NVLINK, planner.Link(0, rate))  # for a byte
+for link, (gpus, card, colour) in LINKS.items():
+    seconds = planner.Cluster(card, latency=0).collective("all_gather", 1, gpus)  # for a byte
     for volume, words, line in ((2, "stages 0 to 2", "-"), (3, "stage 3", "--")):
         even = volume * 2 * seconds * SPEED / 6  # tokens at which both take equally long
         shares = [100 * min(1, count / even) for count in tokens]
@@ -1292,12 +1317,12 @@ plt.show()
 
 # %% [markdown]
 # If the GPUs of a node share one network card, stage 3 needs thousands of tokens on every GPU. *Hybrid sharding* helps:
-# it uses stage 3 inside a node and plain copies across nodes.
+# it uses stage 3 inside a node and data parallelism across nodes.
 
 # %%
 tp.progress()
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## Three questions
 #
 # <details><summary>Gradients are accumulated over four micro-batches. What does each stage send?</summary>

@@ -1,5 +1,5 @@
-# %% [markdown]
-# # Fully sharded data parallelism with PyTorch · about 110 min, core 55
+# %% [markdown] tags=["slide"]
+# # Fully sharded data parallelism with PyTorch · about 115 min, core 55
 #
 # `fully_shard` is PyTorch's ZeRO stage 3. Each rank keeps a part (*shard*) of every parameter, of its gradient and of
 # the optimizer's states, and gathers a layer only while it computes with it. The call is one line. How you call it
@@ -11,7 +11,9 @@
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
+import dataclasses
 import functools
+import random
 import time
 from pathlib import Path
 
@@ -46,17 +48,17 @@ LEARNING_RATE = 3e-4 if FULL else 1e-3
 TOKENS = TEXT.train[300_000:400_000].clone()  # all that travels to the ranks
 MB = 1e6
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## The idea
 #
 # A *group* is a set of parameters that travels together: one all-gather makes it whole, and one reduce-scatter
 # distributes its gradients. With $\Psi$ parameters on $N$ ranks, in float32 with AdamW, a rank always holds
-# $16\,\Psi/N$ bytes. To these, add the groups that are whole at a given moment (the root's, one block, and perhaps the
-# next one) and the activations $A$:
+# $16\,\Psi/N$ bytes. To these, add the activations $A$ and the groups that are whole at the moment: the *root's*
+# (everything outside the blocks), one block, and perhaps the next:
 #
 # $$M \;=\; \frac{16\,\Psi}{N} \;+\; 4\,(\psi_\text{root} + 2\,\psi_\text{block}) \;+\; A$$
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 SHARDS, GATHERED, GRADIENTS, STATES, OTHERS = "#0072B2", "#E69F00", "#CC79A7", "#56B4E9", "#009E73"
 figure, axes = plt.subplots(figsize=(8.5, 2.9), layout="constrained")
 axes.bar(0, 1.2, 17, align="edge", color=SHARDS, edgecolor="white")
@@ -145,7 +147,7 @@ def profiled(make):
     """On a rank: train what `make(mesh)` returns. Returns a dictionary: losses, bytes by part, collectives."""
     torch.set_num_threads(1)  # on a CPU, each rank is one core's worth
     model, optimizer = make(make_mesh())
-    watched = 3 if isinstance(model, DDP) else 2  # DDP rearranges its buckets in the second
+    watched = 3 if isinstance(model, DDP) else 2  # DDP rearranges its buckets in its second step
     peak, history, entries = watched_step(model, optimizer, watched)
     losses = [train_step(model, optimizer, rank_batch(step)) for step in range(watched, STEPS)]
     losses, n = torch.stack(losses).double(), dist.get_world_size()
@@ -213,7 +215,7 @@ run(replicated=replicated)
 # </details>
 
 
-# %% tags=["balise-1"]
+# %% tags=["balise-1", "slide-mistake=root-first"]
 def shard(model, mesh):
     """Shard the model over the mesh in place: a group for each of `model.blocks` and one for the rest. Returns it."""
     # BEGIN SOLUTION
@@ -257,11 +259,11 @@ most = {name: sum(row["peak"].values()) for name, row in found.items()}
 at_root.shows(
     100 * most["root_only"] / most["replicated"],
     "{:.0f} %",
-    "The shards are small, but the whole model is gathered in one piece on top, and activations are not sharded.",
+    "The shards are small, but a rank also holds the whole gathered model, and activations are not sharded.",
 )
 
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 def draw_step(axes, name, title):
     """Stack the bytes of each part over one step."""
     rows = found[name]["history"]
@@ -281,9 +283,9 @@ if {"replicated", "root_only", "by_block"} <= found.keys():
     plt.show()
 
 # %% [markdown]
-# With one group, the whole model is gathered and stays whole until the end of backward, when a whole gradient comes on
-# top. With a group for each block, only the root's group and one block are whole at a time. The price is in the columns
-# *MB sent* and *gathers*: each block is gathered twice.
+# With one group, the whole model is gathered and stays whole until the end of backward, when the whole gradient is in
+# memory too. With a group for each block, only the root's group and one block are whole at a time. The price is in the
+# columns *MB sent* and *gathers*: each block is gathered twice.
 #
 # ### Balise 2 · Mixed precision, a policy for each group · about 12 min
 #
@@ -307,7 +309,7 @@ if {"replicated", "root_only", "by_block"} <= found.keys():
 
 # %% tags=["balise-2"]
 def shard_mixed(model, mesh):
-    """Shard like `shard`; compute and gather in bf16, reduce and update in float32; float32 logits. Returns it."""
+    """Shard like `shard`: bf16 for gathers and products, float32 for sums, updates and logits. Returns the model."""
     # BEGIN SOLUTION
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
@@ -378,13 +380,12 @@ once_more.shows(
 )
 
 # %% [markdown]
-# The losses are the same. The price is a second forward of these blocks. The peak is now in backward, where one block
-# is whole together with the root's group, so *gathered* grows.
+# The losses are the same; these blocks run forward twice. The peak is now in backward, where one block is whole together
+# with the root's group, so *gathered* grows.
 #
 # ### Balise 4 · What stays gathered between forward and backward · about 10 min
 #
-# Each block is gathered twice in a step. If there is memory to spare, a block can stay whole from forward to backward,
-# and is then gathered only once.
+# If there is memory to spare, a block can stay whole from forward to backward. It is then gathered only once.
 #
 # **`shard_kept(model, mesh, kept)`**: make the groups of balise 1, but let `kept` blocks (0 to all) stay whole after
 # forward. Each of them saves one all-gather, but some hold their memory longer than others. Choose those that hold it
@@ -444,7 +445,7 @@ run("by_block", **{f"kept_{kept}": making(shard_kept, kept=kept) for kept in KEP
 # %% tags=["balise-5"]
 def shard_offloaded(model, mesh, pin):
     """Shard like `shard`; keep shards, gradients, moments in CPU memory, page-locked if `pin`. Returns the model."""
-    policy = CPUOffloadPolicy(pin_memory=pin)  # an object; it pins unless it is told not to
+    policy = CPUOffloadPolicy(pin_memory=pin)  # it pins memory by default
     # BEGIN SOLUTION
     for block in model.blocks:
         fully_shard(block, mesh=mesh, offload_policy=policy)
@@ -475,12 +476,12 @@ for sequences in (1, 4, 16):
     print(f"{sequences:>3} sequences of 2048 tokens per GPU: {computing:5.2f} s of computing")
 
 # %% [markdown]
-# With few tokens in a step the link is the bottleneck; with many, the copies overlap with the computing.
+# With few tokens in a step the link is the bottleneck; with many, the copies overlap with computation.
 #
 # ## A model that is never whole
 #
-# So far, each rank has made the whole model and then cut it. 70 billion parameters take 280 GB in float32, so no rank
-# can do that. Tensors on the **meta device** have a shape and a dtype, but no memory.
+# So far, each rank has made the whole model and then cut it. With 70 billion parameters, 280 GB in float32, none can.
+# Tensors on the **meta device** have a shape and a dtype, but no memory.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import tempfile
@@ -491,7 +492,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-make_plain = functools.partial(Llama, SMALL)  # on the device that is the default one, without a seed
+make_plain = functools.partial(Llama, SMALL)  # on the default device, without a seed
 
 # %% [markdown]
 # ### Balise 6 · Born in shards · further · about 12 min
@@ -584,7 +585,7 @@ report.table({"ranks": "{}", "made": "{}", "peak": measure.human_bytes, "kept": 
 
 # %% tags=["balise-7"]
 def save_checkpoint(folder, model, optimizer, step):
-    """All ranks write model, optimizer and step into one checkpoint, each its shards."""
+    """Write model, optimizer and step into one checkpoint. Each rank writes its own shards."""
     # BEGIN SOLUTION
     weights, states = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optimizer": states, "step": step}, checkpoint_id=folder)
@@ -592,7 +593,7 @@ def save_checkpoint(folder, model, optimizer, step):
 
 
 def load_checkpoint(folder, model, optimizer):
-    """All ranks read what belongs in their shards. Returns the step that was saved."""
+    """Load model and optimizer in place. Each rank reads what its shards need. Returns the saved step."""
     # BEGIN SOLUTION
     weights, states = get_state_dict(model, optimizer)
     state = {"model": weights, "optimizer": states, "step": 0}
@@ -640,25 +641,136 @@ with tempfile.TemporaryDirectory() as folder:
     files = {file.name: file.stat().st_size for file in sorted(Path(folder).iterdir())}
     here = launch.ranks(load_and_train, folder, n=2)[0]
 report.table({"file": "{}", "size": measure.human_bytes}, list(files.items()))
-print("4 ranks went on with losses ", " ".join(f"{loss:.6f}" for loss in there))
-print("2 ranks, from the checkpoint", " ".join(f"{loss:.6f}" for loss in here))
+print("losses on 4 ranks, uninterrupted:      ", " ".join(f"{loss:.6f}" for loss in there))
+print("losses on 2 ranks, from the checkpoint:", " ".join(f"{loss:.6f}" for loss in here))
 
 # %% [markdown]
 # `.metadata` is written last: a folder without it is an unfinished checkpoint. So write each checkpoint into a new
 # folder, and delete the previous one afterwards.
 #
+# ### How often to save · further
+#
+# A step needs all ranks, so one failure stops the job. On 16,384 GPUs, Llama 3's training failed unexpectedly 419 times
+# in 54 days (arXiv 2407.21783): every 3.1 hours. On $N$ times as many, the time $M$ between failures is $N$ times
+# shorter. A failure costs all work since the last checkpoint, and each checkpoint costs a time $\delta$. The best
+# interval between two is Young's (1974), or Daly's (2006) if $\delta$ isn't small:
+#
+# $$\tau_\text{Young} = \sqrt{2\,\delta M}, \qquad \tau_\text{Daly} = \sqrt{2\,\delta M}\,\Big(1 + \tfrac13 \sqrt{\tfrac{\delta}{2M}}
+# + \tfrac19\,\tfrac{\delta}{2M}\Big) - \delta$$
+#
+# A simulation draws failures at random. A checkpoint takes 3 minutes and a restart 10 (both assumed).
+
+
+# %%
+def hours_taken(work, interval, save, between, restart, seed):
+    """Simulated hours until `work` hours are done and saved; failures come at random, `between` hours apart on average."""
+    drawn = random.Random(seed)
+    now, kept, failure = 0.0, 0.0, drawn.expovariate(1 / between)
+    while kept < work:
+        part = min(interval, work - kept)
+        if failure >= now + part + save:
+            now, kept = now + part + save, kept + part
+        else:  # all work since the last checkpoint is lost
+            now = failure + restart
+            failure = now + drawn.expovariate(1 / between)
+    return now
+
+
+# %% jupyter={"source_hidden": true}
+def show_intervals(save=3 / 60, restart=10 / 60, work=500):
+    times, rows = (1 / 4, 1 / 2, 1, 2, 4), []
+    for gpus in (1024, 4096, 16_384, 65_536):
+        between = 54 * 24 / 419 * 16_384 / gpus
+        young = (2 * save * between) ** 0.5
+        share = save / (2 * between)
+        daly = young * (1 + share**0.5 / 3 + share / 9) - save
+        taken = [[hours_taken(work, daly * k, save, between, restart, seed) for seed in range(5)] for k in times]
+        lost = [1 - work / (sum(each) / len(each)) for each in taken]
+        rows.append((gpus, between, 60 * young, 60 * daly, *lost))
+    heads = {"GPUs": "{:,}", "hours between failures": "{:.1f}", "Young, min": "{:.0f}", "Daly, min": "{:.0f}"}
+    names = ("time lost at τ/4", "τ/2", "τ (Daly)", "2τ", "4τ")
+    report.table(heads | dict.fromkeys(names, "{:.1%}"), rows)
+
+
+show_intervals()
+
+# %% [markdown]
+# The lost time is least near $\tau$, and flat around it. A shorter $\delta$ helps: `dcp.async_save` copies the state,
+# and a thread writes the copy while training goes on. Give the thread its own process group: in a common one, its
+# messages mix with training's, and both hang.
+
+
+# %%
+def train_on_after(save, model, optimizer, folder, steps=4):
+    """On a rank: (seconds until save(state, folder) returns, seconds of a step meanwhile). The files are whole at the end."""
+    weights, states = get_state_dict(model, optimizer)
+    measure.synchronize(launch.device())
+    dist.barrier()
+    start = time.perf_counter()
+    writing = save({"model": weights, "optimizer": states}, folder)
+    waited = time.perf_counter() - start
+    for step in range(steps):
+        train_step(model, optimizer, rank_batch(step, SMALL.max_length))
+    measure.synchronize(launch.device())
+    a_step = (time.perf_counter() - start - waited) / steps
+    if hasattr(writing, "result"):
+        writing.result()
+    return waited, a_step
+
+
+def saved_both_ways(folder):
+    """On a rank: {way: what `train_on_after` measures}, the last of three rounds: the first one makes the buffers."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    model, optimizer = prepare(make_model(WIDER), make_mesh(), shard, LEARNING_RATE)
+    train_step(model, optimizer, rank_batch(0, SMALL.max_length))
+    apart, found = dist.new_group(backend="gloo"), {}
+    ways = {
+        "dcp.save": lambda state, place: dcp.save(state, checkpoint_id=place),
+        "dcp.async_save": lambda state, place: dcp.async_save(state, checkpoint_id=place, process_group=apart),
+    }
+    for _ in measure.rounds(3):
+        for name, save in ways.items():
+            found[name] = train_on_after(save, model, optimizer, f"{folder}/{name}")
+    return found
+
+
+# %% jupyter={"source_hidden": true}
+WIDER = dataclasses.replace(SMALL, width=1024 if FULL else 256)
+with tempfile.TemporaryDirectory() as folder:
+    waits = launch.ranks(saved_both_ways, folder, n=TIMED, timeout=120)[0]
+columns = {"": "{}", "training waits": measure.human_seconds, "each of four steps after it": measure.human_seconds}
+report.table(columns, [(name, *row) for name, row in waits.items()])
+
+# %% [markdown]
+# On a CPU the thread takes time from the steps; next to a GPU the host has cores to spare.
+#
+# <details><summary>A job of 512 ranks hangs. Which rank is missing?</summary>
+#
+# PyTorch's *flight recorder* keeps the last collectives of each process. `TORCH_FR_BUFFER_SIZE` says how many (older
+# versions: `TORCH_NCCL_TRACE_BUFFER_SIZE`). With `TORCH_NCCL_DUMP_ON_TIMEOUT=1`, each rank writes its record to a file
+# when a collective times out, and `torchfrtrace` finds the one that some ranks entered and others didn't
+# ([tutorial](https://docs.pytorch.org/tutorials/prototype/flight_recorder_tutorial.html)).
+# </details>
+#
+# <details><summary>A job doesn't fail, but all of its steps are 20 % slower than yesterday. How do you find the straggler?</summary>
+#
+# All ranks have the same step time, because each waits for the slowest. So compare how long they wait *inside* the
+# collectives: a straggler arrives last and waits least. If its link is slow, its process groups are the slowest: Llama
+# 3's team looked at these first (arXiv 2407.21783). Take the node out, and resume from the last checkpoint.
+# </details>
+#
 # ## Several micro-batches a step
 #
-# ### Balise 8 · Accumulate, exchange once · further · about 13 min
+# ### Balise 8 · Accumulate, exchange once · further · about 14 min
 #
-# A batch that does not fit is cut into micro-batches, and their gradients add up. Between two micro-batches, a rank
-# keeps *either* its shard of the gradients, exchanged each time, *or* all gradients, exchanged once. Write the second
-# version: `accumulate(model, micro_batches, optimizer)` makes *one* step that equals a step on all sequences together.
+# A batch that does not fit is cut into micro-batches, and their gradients add up. A rank can exchange gradients after
+# every micro-batch and keep only its shard, *or* keep all gradients and exchange them once. Write the second version,
+# the loop over the micro-batches. `language_loss` gives the mean of one micro-batch: what is its weight in the mean
+# over all sequences? Add up this rank's mean loss in `total`. About 7 lines.
 #
-# `micro_batches` is a list of token tensors `(b_i, s + 1)`. The last one may have fewer sequences, and `language_loss`
-# gives the mean of one micro-batch: what is its weight in the mean over all sequences? Write the loop over the
-# micro-batches, with one exchange of gradients, in the last backward. Add up this rank's mean loss in `total`,
-# detached. About 7 lines.
+# **Write all of it:** `tp.open_task(8)` gives you only the name and the docstring. Make one step on uneven micro-batches
+# equal to a step on all sequences, with one exchange.
 #
 # <details><summary>Hint</summary>
 #
@@ -669,7 +781,19 @@ print("2 ranks, from the checkpoint", " ".join(f"{loss:.6f}" for loss in here))
 
 # %% tags=["balise-8"]
 def accumulate(model, micro_batches, optimizer):
-    """One optimizer step on all micro-batches, with one exchange of gradients. Returns this rank's mean loss."""
+    """One optimizer step that equals a step on all sequences together, with one exchange of gradients.
+
+    model: sharded by `fully_shard`, first its blocks, then itself; it averages gradients over the ranks.
+    micro_batches: this rank's list of token tensors (b_i, s + 1). The last one may have fewer sequences.
+    `language_loss(model, tokens)` is the mean loss () of one micro-batch: it counts by its share of the sequences.
+    Gradients of an earlier step count for nothing. Each micro-batch has its own forward and backward, one after
+    another, so that only one graph is in memory.
+
+    model.set_requires_gradient_sync(False) makes backward keep gradients, and True makes it exchange them. They are
+    exchanged in the last backward alone, and a plain backward after this step exchanges again. The last backward must
+    wait for its exchange. set_is_last_backward(False) skips this wait for the others; set it to True for the last.
+    Returns this rank's mean loss over all its sequences: () on the device of the losses, without a graph.
+    """
     sequences = sum(len(tokens) for tokens in micro_batches)
     optimizer.zero_grad()
     total = 0.0
@@ -728,17 +852,17 @@ rows = [
     (name, peak, *(volume.get(kind, 0) for kind in KINDS[:2]))
     for name, (peak, volume) in zip(("one exchange", "an exchange each time"), prices)
 ]
-report.table({"a rank: peak, bytes handed in": "{}"} | dict.fromkeys(("peak", *KINDS[:2]), measure.human_bytes), rows)
+report.table({"peak, then bytes handed in": "{}"} | dict.fromkeys(("peak", *KINDS[:2]), measure.human_bytes), rows)
 
 # %% [markdown]
-# One exchange saves three of four reduce-scatters. In return, each rank holds **all** gradients in float32 until the
-# last micro-batch.
+# One exchange saves three of four reduce-scatters, but each rank holds **all** float32 gradients until the last
+# micro-batch.
 #
 # ## Shards within a node, replicas over nodes
 #
 # On 1,024 GPUs, each all-gather is a ring of 1,024 ranks over the slow links between nodes. *Hybrid* sharding cuts the
-# model over the GPUs of one node and keeps a replica on each node. Between nodes, only an all-reduce of gradient shards
-# travels. The price: the shards are as large as on a single node.
+# model over the GPUs of one node and keeps a replica on each node. Between nodes, only gradient shards travel, in an
+# all-reduce. The price is memory: the shards are as large as on a single node.
 
 
 # %% jupyter={"source_hidden": true}
@@ -828,15 +952,15 @@ columns = {"replicas": "{}", "ranks for each": "{}"} | dict.fromkeys(("keeps", *
 report.table(columns, rows)
 
 # %% [markdown]
-# Read the second row as two nodes of two ranks. Only the all-reduce passes between the nodes, with half the gradients.
-# Make all replicas with the same weights, because `fully_shard` does not copy them from one to the other.
+# Read the second row as two nodes of two ranks. Only the all-reduce travels between the nodes, and each rank hands in
+# half of the gradients. Give all replicas the same weights: `fully_shard` doesn't copy them.
 #
 # ## DeepSpeed's ZeRO · further
 #
-# DeepSpeed, which introduced ZeRO, takes the stage from a JSON configuration. Where it is installed (extra
-# `frameworks`), the next cells train the same model at stages 1, 2 and 3 and compare the losses. Three traps: some
-# versions clip gradients at 1.0 unless you set 0; an optimizer outside its list needs `zero_allow_untested_optimizer`;
-# its buckets hold 500 million numbers unless you set a smaller size.
+# DeepSpeed, which introduced ZeRO, reads the stage from a JSON configuration. Where it is installed (extra
+# `frameworks`), the same model trains at stages 1, 2 and 3. There are three traps. Some versions clip gradients at 1.0
+# unless you set 0. An optimizer that isn't on DeepSpeed's list needs `zero_allow_untested_optimizer`. A bucket holds 500
+# million numbers by default.
 
 
 # %%
@@ -903,8 +1027,8 @@ report.table(columns, [(name, *row) for name, row in rows.items()])
 # %% [markdown]
 # ## Race
 #
-# You have used the native API all along, so race different groupings: one group for each block, one for each linear
-# layer, one for everything. Plain data parallelism races too.
+# Race different groupings: one group for each block, one for each linear layer, one for everything. Plain data
+# parallelism races too.
 
 
 # %%
@@ -917,7 +1041,7 @@ def shard_every_layer(model, mesh):
 
 # %% jupyter={"source_hidden": true}
 def race_on_ranks(makers, rounds):
-    """On a rank: the steps of each, in turn."""
+    """On a rank: race one training step of each `make`."""
     torch.set_num_threads(1)
     mesh, tokens, steps = make_mesh(), rank_batch(0), {}
     for name, make in makers.items():
@@ -938,8 +1062,7 @@ if FULL:
 race
 
 # %% [markdown]
-# On a CPU, sharding costs time for messages, copies and Python calls, most of all with small groups. In return, it
-# saves memory.
+# On a CPU, sharding costs time for messages, copies and Python calls, most of all with small groups.
 #
 # ## Measured again
 #
@@ -956,7 +1079,7 @@ def shard_together(model, mesh):
 
 run("replicated", "by_block", together=making(shard_together))
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 shown = [name for name in ("replicated", "root_only", "by_block", "mixed", "every_again", "together") if name in found]
 if shown:
     figure, axes = plt.subplots(figsize=(8.5, 0.6 + 0.45 * len(shown)), layout="constrained")
@@ -976,10 +1099,10 @@ if shown:
 # %% [markdown]
 # ## Past this machine · further
 #
-# You can predict most bytes of a step without the machine. With **fake tensors**, the same code (`fully_shard`,
-# autograd and AdamW included) runs on ranks that do not exist, and computes nothing. First comes a prediction that you
-# can check here, then one for Llama 2 7B (Touvron et al., 2023) on 64 ranks, with one sequence of 2,048 tokens each, in
-# float32. Its layers are identical, so runs with three and four of them give the bytes of all 32.
+# With **fake tensors**, the same code runs on ranks that don't exist and computes nothing, but counts most of a step's
+# bytes. First comes a prediction that you can check here, then one for Llama 2 7B (Touvron et al., 2023) on 64 ranks,
+# with one sequence of 2,048 tokens each, in float32. Runs with three and four of its identical layers give the bytes of
+# all 32.
 
 
 # %% jupyter={"source_hidden": true}
@@ -1002,9 +1125,9 @@ def measured_peak(*case):
 
 
 def predicted_peaks(kind, world_size, cases):
-    """The same on fake tensors, as rank 0 of a world that is not there; cases: (config, sequences, length, cut).
+    """The same on fake tensors, as rank 0 of a world that doesn't exist; cases: (config, sequences, length, cut).
 
-    Several processes take turns at the cases: {number of the case: bytes}.
+    Several processes share the cases. Each returns {number of the case: bytes} of its own.
     """
     mine = range(dist.get_rank(), len(cases), dist.get_world_size())
     dist.destroy_process_group()
@@ -1047,7 +1170,7 @@ report.table({"on 64 ranks": "{}", "peak, GB": "{:.1f}", "each layer, GB": "{:.2
 # %%
 tp.progress()
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## Three questions
 #
 # <details><summary>Somebody shards a model with one call on the root and sees the right losses. At ten times the size, the job runs
@@ -1074,6 +1197,6 @@ tp.progress()
 # ## To remember
 #
 # `fully_shard` works in groups: a group is gathered in one message, is freed as a whole, and has one policy. Shard the
-# blocks first, then the root, then make the optimizer. Precision, recomputation, what stays whole and where shards live
-# take one argument or one wrapper each. You see their effect in bytes held and bytes sent, never in the loss. Next: a
-# **pipeline** gives each rank *some of the blocks*.
+# blocks first, then the root, then make the optimizer. Precision, recomputation, what stays whole and where shards
+# live: each takes one argument or wrapper. You see their effect in bytes held and bytes sent, never in the loss. Next:
+# a **pipeline** gives each rank *some of the blocks*.

@@ -1,4 +1,4 @@
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # # Pipeline parallelism, under the hood · about 125 min, core 50
 #
 # If a model does not fit on one device, you can cut it between two layers. Each rank holds a few neighbouring layers, a
@@ -40,16 +40,16 @@ RANKS = (2,) if GPUS in (2, 3) else (2, 4)
 ROUNDS = 20 if FULL else 5  # of the runs that are timed
 MIB = 2**20
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## The idea
 #
-# Cut the batch into $m$ *micro-batches*. A stage needs the time $t_F$ for the forward of one micro-batch and $t_B$ for
+# Cut the batch into $m$ *micro-batches*. A stage takes time $t_F$ for the forward of one micro-batch and $t_B$ for
 # its backward. While a pipeline of $p$ stages fills and drains, each stage is idle for as long as $p - 1$ micro-batches
 # take: the **bubble**.
 #
 # $$t_\text{step} = (m + p - 1)\,(t_F + t_B), \qquad \text{bubble} = \frac{p-1}{m+p-1}$$
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 sketch = {
     f"4 stages, {m} micro-batch{'es' * (m > 1)}": planner.simulate(
         planner.gpipe(4, m), {"F": 8 / m, "B": 16 / m}, activation_bytes=1
@@ -59,7 +59,7 @@ sketch = {
 report.gantt(sketch, unit="units of work")
 
 # %% [markdown]
-# Simulated. White is idle time; every panel shows the same work.
+# In this simulation, white is idle time. Every panel shows the same work.
 #
 # ## The baseline, measured first
 #
@@ -231,7 +231,7 @@ def my_stage(place, width=WIDTH, blocks=BLOCKS):
 
 
 def clock():
-    """The time now: seconds on a CPU; on a GPU a mark in its queue, so that nothing waits. `in_seconds` reads it."""
+    """The time now: seconds on a CPU; on a GPU a CUDA event, so that nothing waits. `in_seconds` reads it."""
     if launch.device().type == "cpu":
         return time.perf_counter()
     mark = torch.cuda.Event(enable_timing=True)
@@ -292,7 +292,7 @@ plt.show()
 # ### Balise 2 · Messages between neighbours · further · about 12 min
 #
 # If two neighbours both wait for their sends to finish, neither receives: a deadlock (on the right). So *start* each
-# send with `dist.isend`, which returns a work immediately; `dist.recv` waits. In one group, NCCL sends messages in the
+# send with `dist.isend`, which returns a `Work` at once; `dist.recv` waits. In one group, NCCL sends messages in the
 # order in which they were started, so activations and gradients each get their own process group, a **lane**.
 #
 # A header (given) tells the receiver the shape and dtype of an activation. Write, in about 5 lines:
@@ -362,7 +362,7 @@ tp.check(2, send_activation, receive_activation, send_gradient, receive_gradient
 # `y.backward(gradient)` continues from the gradient that the next stage sent, and leaves in `x.grad` the gradient that
 # the previous stage needs.
 #
-# Given: the input, the last stage with its loss, and the wait for all `works`. Write the part for stages that have a
+# The input, the last stage with its loss, and the wait for all `works` are given. Write the part for stages that have a
 # next stage (`place.behind`), then the part for stages that have a previous one (`place.before`). About 4 lines.
 #
 # <details><summary>Hint</summary>
@@ -372,7 +372,7 @@ tp.check(2, send_activation, receive_activation, send_gradient, receive_gradient
 # </details>
 
 
-# %% tags=["balise-3"]
+# %% tags=["balise-3", "slide-mistake=gradient-of-ones"]
 def naive_step(stage, place, inputs, targets, loss_function):
     """Forward and backward of one batch through all stages; gradients add up in the stage's parameters."""
     x = inputs if place.before is None else receive_activation(place.before)
@@ -451,7 +451,7 @@ def gpipe_step(stage, place, inputs, targets, loss_function, n_micro_batches):
 tp.check(4, gpipe_step)
 
 # %%
-faster = tp.predict("Two stages: how many times faster is a GPipe step of 8 micro-batches than the naive step?", ...)
+faster = tp.predict("On two stages, how many times faster is a GPipe step of 8 micro-batches than the naive step?", ...)
 
 
 # %%
@@ -474,7 +474,7 @@ report.table(
 faster.shows(
     rows[1][1] / rows[1][2],
     "× {:.2f}",
-    "The formula gives 16 / 9 = 1.78. It ignores messages, and that small matrix products use a processor less well.",
+    "The formula gives 16 / 9 = 1.78, but it leaves out messages, and small matrix products are less efficient.",
 )
 
 # %% [markdown]
@@ -534,13 +534,15 @@ report.table(columns, [(name, found.seconds, found.bubble, found.in_flight) for 
 # %% [markdown]
 # ### Balise 6 · Run any schedule · about 11 min
 #
-# `run_schedule` runs a stage's list of actions: it is balise 4, with the order taken from data. The forward is given.
-# It stores `(x, y, works of its send)` under the micro-batch's number, because backwards may come in any order.
+# `run_schedule` is balise 4, with the order taken from data. The forward is given. It stores `(x, y, works of its
+# send)` under the micro-batch's number, because backwards may come in any order.
 #
 # Write the lines before a backward: take out what was kept for micro-batch k, receive the gradient of y (`None` on the
 # last stage), and wait for the sends of that forward. Once the gradient is back, the activation must have arrived, so
-# this wait costs nothing and frees y's memory. Waiting in the forward could deadlock, because in 1F1B two neighbours
-# often send to each other at the same moment. About 4 lines.
+# this wait costs nothing and frees y's memory. About 4 lines.
+#
+# **Write all of it:** `tp.open_task(6)` gives you only the name and the docstring. Run any valid list of actions, 1F1B
+# among them, on any number of stages.
 #
 # <details><summary>Hint</summary>
 #
@@ -550,7 +552,24 @@ report.table(columns, [(name, found.seconds, found.bubble, found.in_flight) for 
 
 # %% tags=["balise-6"]
 def run_schedule(actions, stage, place, inputs, targets, loss_function, n_micro_batches, messages=None):
-    """Run the actions of this stage. Returns (loss of the batch on the last stage, else None; list of events)."""
+    """Run the actions of this stage in their order. Returns (loss, events).
+
+    actions: list of ("F" or "B", k), the forward or backward of micro-batch k; the k may come in any order.
+    stage: a module. place: its attributes stage, n_stages, before, behind are the stage's number, their count, and the
+    ranks of the previous and next stage, or None. inputs, targets: the batch (rows, …); its
+    tensor_split(n_micro_batches) are the micro-batches. The first stage reads inputs, the last one targets.
+    loss_function(y, t): mean over the rows of y, and micro-batches may differ by a row.
+
+    Gradients add up in p.grad, and are those of the mean over the batch. loss: this mean on the last stage, a tensor ()
+    without a graph; None elsewhere. events: for each action (this rank, kind, k, place.stage, begin, end). begin and
+    end are clock() just before and after the computation, loss included, without any message.
+
+    `send_activation(y, peer, k)` and `send_gradient(x, peer, k)` (it sends x.grad) start sends and return their works.
+    `receive_activation(peer, k)` waits for a leaf x, `receive_gradient(y, peer, k)` for the gradient of y. messages:
+    None, or (send, receive) to use instead of the two for activations. Start a send as soon as its tensor is there.
+    Wait for each work once, before you return, but not in the action that started it: in 1F1B, neighbours send to each
+    other, and both would wait forever. After the backward of k, nothing holds its tensors.
+    """
     send, receive = messages or (send_activation, receive_activation)
     xs, ts = inputs.tensor_split(n_micro_batches), targets.tensor_split(n_micro_batches)
     first, last = place.before is None, place.behind is None
@@ -589,7 +608,7 @@ tp.check(6, run_schedule)
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 def shapes_once():
-    """The two functions of balise 2, for equal activations: only the first message has a header."""
+    """The two functions of balise 2, for same-shaped activations: only the first message has a header."""
     known = {}
 
     def send(output, peer, tag=0):
@@ -619,10 +638,9 @@ def shapes_once():
 #
 # ### Balise 7 · Recompute activations · further · about 13 min
 #
-# With **recomputation** (activation checkpointing, Chen et al., 2016), a stage keeps only its input. When its backward
-# comes, it runs forward a second time, now with a graph. `torch.utils.checkpoint` does this; here you write it
-# yourself. `Recompute.forward` is given: it runs without a graph, and keeps x and the state of the random number
-# generator.
+# With **recomputation** (activation checkpointing, Chen et al., 2016), a stage keeps only its input. In its backward,
+# it runs forward a second time, now with a graph. You write what `torch.utils.checkpoint` does. `Recompute.forward` is
+# given: it runs without a graph, and keeps x and the state of the random number generator.
 #
 # In `backward`, run the stage again with a graph, then run backward through it, which adds to the parameters'
 # gradients. **Dropout must draw the same masks again.** Afterwards, the random numbers of x's device must continue as
@@ -737,7 +755,7 @@ def recompute(stage, x):
 tp.check(7, SavedBytes, recompute)
 
 # %%
-more = tp.predict("At the peak on stage 0, how many times the naive step's activations does GPipe keep?", ...)
+more = tp.predict("On stage 0, by what factor does the peak of activations change from the naive step to GPipe?", ...)
 
 
 # %% jupyter={"source_hidden": true}
@@ -766,7 +784,7 @@ def peaks_on_rank():
     return found
 
 
-# %%
+# %% tags=["slide"]
 peaks = launch.ranks(peaks_on_rank, n=RANKS[-1], timeout=120)
 columns = {"measured": "{}", "forwards": "{}"} | {f"stage {s}, MiB": "{:.1f}" for s in range(len(peaks))}
 report.table(columns, [(name, peaks[0][name][1], *(found[name][0] / MIB for found in peaks)) for name in peaks[0]])
@@ -777,8 +795,8 @@ more.shows(
 )
 
 # %% [markdown]
-# Micro-batches alone save no memory; 1F1B and recomputation do. Recomputation costs a second forward: in theory, a
-# third more computing.
+# Micro-batches alone save no memory. 1F1B does, and so does recomputing each micro-batch. The second forward costs, in
+# theory, a third more computation.
 #
 # ## Idle time
 #
@@ -847,7 +865,7 @@ report.table(columns, [(p, *(fewest_micro_batches(p, share) for share in shares)
 
 # %% jupyter={"source_hidden": true}
 def turns_on_rank(rounds, make_stage):
-    """{schedule: the events of this rank, a list for each step}; they take turns, the first round is dropped."""
+    """{schedule: the events of this rank, a list for each step}. Schedules take turns; the first round is dropped."""
     place, (x, labels) = my_place(), make_batch()
     stage, found = make_stage(place), {name: [] for name in SCHEDULES}
     messages = {name: shapes_once() for name in SCHEDULES}
@@ -872,7 +890,7 @@ def quickest_steps(rounds, make_stage, n):
 
 
 class Sleep(torch.autograd.Function):
-    """x times a weight, after 10 ms for a micro-batch, and 20 ms in backward."""
+    """x times a weight. It sleeps 10 ms for a micro-batch in forward, and 20 ms in backward."""
 
     @staticmethod
     def forward(ctx, x, weight):
@@ -923,7 +941,7 @@ report.gantt({f"{name}, four stages that sleep, measured": sleeping[name] for na
 # 1F1B instead, in which each stage updates its weights after *each* backward. Now the weights change between the
 # forward and the backward of a micro-batch, so each stage **stashes** the weights of a forward for its backward.
 #
-# ### Balise 9 · An asynchronous stage · further · about 13 min
+# ### Balise 9 · An asynchronous stage · further · about 14 min
 #
 # - `forward(k, x)` runs micro-batch k with the **newest** weights. Write two things: a copy of these weights (a
 #   dictionary by name), and the output `y` computed with this copy, so that y's graph leads to the copy. Frozen
@@ -983,7 +1001,7 @@ tp.check(9, AsyncStage)
 
 # %% jupyter={"source_hidden": true}
 def stream(stages, xs, ts):
-    """Micro-batches through asynchronous stages, an endless 1F1B; returns the losses."""
+    """Run micro-batches through asynchronous stages in an endless 1F1B; returns the losses."""
     p, travelling, losses = len(stages), {}, []
     orders = [one_f_one_b(s, p, len(xs)) for s in range(p)]
     for _, kind, k, s, *_ in planner.simulate(orders, {"F": 1, "B": 2}).events:
@@ -1002,7 +1020,7 @@ def stream(stages, xs, ts):
 
 
 def async_stages(rate, p=4, width=64, blocks=4):
-    """A small model in p asynchronous stages; returns the model and the stages."""
+    """Cut a small model into p asynchronous stages; returns the model and the stages."""
     model = make_model(width, blocks)
     cuts = balance([0.0, *[1.0] * blocks, 0.0], p)
     stages = [model[start:stop] for start, stop in cuts]
@@ -1068,8 +1086,8 @@ def train_on_rank():
 
 
 # %% [markdown]
-# The first table shows the version of the weights that each forward used → the version that its update changed. The
-# second shows the accuracy after 4 epochs; *synchronous* updates after every 8 micro-batches.
+# In the first table, 3 → 6 means that the forward used version 3 of the weights and the update changed version 6. The
+# second shows the accuracy after 4 epochs. A *synchronous* run updates every 8 micro-batches.
 
 # %% jupyter={"source_hidden": true}
 histories = launch.ranks(staleness, n=1, timeout=120)[0]
@@ -1084,11 +1102,18 @@ trained = dict(zip(METHODS, launch.ranks(train_on_rank, n=4, timeout=120)))
 endless = (BATCHES * PARTS + 3) * 3  # forward 1, backward 2, on each of four stages
 units = dict(zip(METHODS, (BATCHES * PARTS * 4 * 3, BATCHES * (PARTS + 3) * 3, endless, endless)))
 print()
-columns = {"four stages": "{}"} | {f"rate {rate}": "{:.1%}" for rate in RATES} | {"an epoch, simulated forwards": "{}"}
+columns = {"four stages": "{}"} | {f"rate {rate}": "{:.1%}" for rate in RATES} | {"epoch, in simulated forwards": "{}"}
 report.table(columns, [(method, *found, units[method]) for method, found in trained.items()])
 
 # %% [markdown]
 # Nearly all large models train synchronously, because synchronous updates are exact for any number of stages.
+#
+# <details><summary>Does anyone train without a stash?</summary>
+#
+# **PipeMare** (arXiv 1910.05124) does: no bubble and one copy of the weights, but a backward uses newer weights than its
+# forward. PipeMare makes up for that. The longer a stage's delay, the smaller its learning rate at first, and a
+# backward estimates the old weights from recent updates.
+# </details>
 #
 # ## Pipelines side by side
 #
@@ -1233,7 +1258,7 @@ if FULL:
 #
 # The idle share and the step's time come from the four stages that sleep, the peaks from the real stages of the model.
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 columns = {
     "": "{}",
     "idle": "{:.0%}",
@@ -1250,14 +1275,15 @@ report.table(columns, rows)
 # %% [markdown]
 # ## Past this machine · further
 #
-# *Modelled*: 70 billion parameters at 16 bytes each (mixed precision, Adam) on 16 A100s with 80 GB. A micro-batch is a
-# sequence of 2,048 tokens. Assumed: 40 % of 312 TFLOP/s, links of 100 Gb/s. Activation sizes follow Korthikanti et al.
-# (2022).
+# The figure *models* 70 billion parameters at 16 bytes each (mixed precision, Adam) on 16 A100s with 80 GB. A
+# micro-batch is a sequence of 2,048 tokens. We assume 40 % of 312 TFLOP/s and links of 100 Gb/s. Activation sizes
+# follow Korthikanti et al. (2022).
 
 # %% jupyter={"source_hidden": true}
 FORWARD = 2 * 70e9 / 16 * 2048 / (0.4 * planner.A100.bfloat16)  # seconds of a micro-batch on a stage
 LINK = planner.Link(latency=5e-6, bandwidth=12.5e9)
 MESSAGE = 2 * 2048 * 8192  # bytes of an activation between two stages, bfloat16
+USABLE = 0.9 * planner.A100.memory / 1e9  # GB
 KEPT = 5 * planner.layer_activation_bytes(2048, 1, 8192, 64, recomputation="selective")  # a micro-batch on a stage
 
 
@@ -1281,11 +1307,11 @@ for name, schedule, redo, look in (
 ):
     rates, sizes = zip(*(on_sixteen(schedule, m, redo) for m in numbers))
     left.plot(numbers, sizes, marker="o", markersize=4, label=name, **look)
-    fitting = [(m, rate) for m, rate, size in zip(numbers, rates, sizes) if size <= 80]
+    fitting = [(m, rate) for m, rate, size in zip(numbers, rates, sizes) if size <= USABLE]
     right.plot(numbers, rates, color="#BBBBBB", linewidth=1, zorder=0)
     right.plot(*zip(*fitting), marker="o", markersize=4, **look) if fitting else None
-left.axhline(80, color="black", linewidth=1)
-left.text(64, 86, "80 GB: the device", fontsize=9, ha="center")
+left.axhline(USABLE, color="black", linewidth=1)
+left.text(64, 86, "a card of 80 GB, a tenth free", fontsize=9, ha="center")
 left.set(yscale="log", ylim=(60, 1000), yticks=[70, 100, 200, 500, 1000], yticklabels=[70, 100, 200, 500, 1000])
 left.set_title("Does it fit? GB of the fullest device", fontsize=10)
 right.set_title("How fast? tokens per second (grey: does not fit)", fontsize=10)
@@ -1296,17 +1322,19 @@ for axes in (left, right):
     axes.grid(alpha=0.3)
 figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9, frameon=False)
 plt.show()
+message = LINK.latency + MESSAGE / LINK.bandwidth
+print(f"a micro-batch on a stage, recomputed: {4e3 * FORWARD:.0f} ms; a message: {1e3 * message:.1f} ms")
 
 # %% [markdown]
 # With 1F1B, activations stop growing at 16 micro-batches, the number of stages. The model fits only with recomputation.
 #
-# A stage computes for 431 ms on a micro-batch (forward and backward), and a message takes 2.7 ms. So lay the pipeline
-# across the *slow* links of a cluster.
+# A stage computes on a micro-batch for much longer than a message takes. So lay the pipeline across the *slow* links of a
+# cluster.
 
 # %%
 tp.progress()
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## Three questions
 #
 # <details><summary>You start to send an activation and continue to compute. When may its memory be

@@ -1,4 +1,4 @@
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # # Pipeline schedules: 1F1B, interleaved, zero-bubble, and how to choose · about 90 min, core 45
 #
 # A pipeline splits a model's layers over ranks, and a batch into micro-batches. The **schedule** orders each rank's
@@ -52,7 +52,7 @@ digits = data.digits()
 
 
 class Block(nn.Module):
-    """Two linear layers around which the input is added: (b, width) -> (b, width)."""
+    """x plus two linear layers of x: (b, width) -> (b, width)."""
 
     def __init__(self, width):
         super().__init__()
@@ -92,8 +92,8 @@ def plain_step(model, x, y, n_micro_batches):
 # %% [markdown]
 # ## The baseline: idle slots and bytes
 #
-# A slot is the time of a stage's forward; a backward takes two. Messages take no time. The bytes that a stage keeps for
-# one micro-batch are measured.
+# A slot is the time of a stage's forward. A backward takes two slots, and messages take no time here. The bytes that a
+# stage keeps for one micro-batch are measured.
 
 # %%
 WHOLE = {"F": 1.0, "B": 2.0}  # slots of a stage
@@ -102,7 +102,7 @@ HALF = {kind: cost / 2 for kind, cost in WHOLE.items()}  # a stage of half as ma
 
 
 def bytes_of_a_micro_batch():
-    """What a quarter of the layers keeps between forward and backward."""
+    """Bytes that a quarter of the layers keeps for one micro-batch, between forward and backward."""
     stage, (x, _) = nn.Sequential(*make_layers()[LAYERS // 4 : LAYERS // 2]).to(launch.device()), make_batch()
     x = torch.zeros(BATCH // MICRO_BATCHES, WIDTH, device=x.device)
     live = measure.LiveBytes().track(stage, x)
@@ -113,7 +113,7 @@ def bytes_of_a_micro_batch():
 
 
 def four_schedules(ranks, micro_batches, size=1):
-    """The known schedules on equal stages: {name: Simulation}; size: bytes of a rank for one micro-batch."""
+    """Simulate four schedules on equal stages: {name: Simulation}; size: bytes of a rank for one micro-batch."""
     gpipe, plain = planner.gpipe(ranks, micro_batches), planner.one_f_one_b(ranks, micro_batches)
     interleaved, zero = planner.interleaved_1f1b(ranks, micro_batches, 2), planner.zero_bubble_h1(ranks, micro_batches)
     return {
@@ -130,7 +130,7 @@ rows = [(name, found.bubble, found.seconds, max(found.peak_bytes))
 report.table({"4 ranks, 8 micro-batches": "{}", "idle slots": "{:.1%}", "slots of a step": "{:.1f}",
               "activations of the fullest rank": measure.human_bytes}, rows)  # fmt: skip
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## The idea
 #
 # With $p$ ranks, the first micro-batch needs time to reach the last rank, and the last gradient needs time to come
@@ -140,10 +140,10 @@ report.table({"4 ranks, 8 micro-batches": "{}", "idle slots": "{:.1%}", "slots o
 # \underbrace{\frac{(p-1)(t_F+t_B)}{v}}_{\text{interleaved, } v \text{ chunks}} \qquad
 # \underbrace{(p-1)(t_F+t_I-t_W)}_{\text{zero-bubble, } t_B = t_I + t_W}$$
 #
-# A *chunk* is one of several pieces of the model on a rank; $t_I$ and $t_W$ are the times of the backward's
-# halves, for input and weights. White is the bubble, and the number in a box is the micro-batch.
+# A *chunk* is one of several pieces of the model on a rank; $t_I$ and $t_W$ are the times of the backward's halves, for
+# input and weights. In the figure, white is the bubble, and the number in a box is the micro-batch.
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 report.gantt(
     {name: found.events for name, found in four_schedules(4, 8).items()}, unit="time of a forward pass of a stage"
 )
@@ -161,8 +161,8 @@ report.gantt(
 # - `make_gpipe`: return `ScheduleGPipe(stage, n_micro_batches, loss_fn, scale_grads=…)`. Gradients of micro-batches add
 #   up; `scale_grads=True` divides them by the number of micro-batches. The result must be the gradient of the **whole
 #   batch's** loss. `reduction` says whether `loss_fn` is a mean or a sum.
-# - `pipeline_step`: only the last stage fills `losses`, one for each micro-batch. Make `loss` the whole batch's loss
-#   **on every rank**: a scalar tensor without a graph.
+# - `pipeline_step`: only the last stage fills `losses`, with one for each micro-batch. Make `loss` the whole batch's
+#   loss **on every rank**: a scalar tensor without a graph.
 #
 # <details><summary>Hint</summary>
 #
@@ -190,7 +190,7 @@ def make_gpipe(stage, n_micro_batches, loss_fn, reduction="mean"):
 
 
 def pipeline_step(stages, schedule, x, y, reduction="mean"):
-    """Gradients of the whole batch in the stages' parameters; returns its loss () on every rank, without a graph."""
+    """Leave the whole batch's gradients in the stages; return its loss () on every rank, without a graph."""
     for stage in stages:
         stage.submod.zero_grad()
     first, last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
@@ -252,7 +252,7 @@ report.table({"": "{}", "loss": "{:.6f}", "gradient norms of the layers, by rank
 # </details>
 
 
-# %% tags=["balise-2"]
+# %% tags=["balise-2", "slide-mistake=size-returned"]
 def choose_micro_batches(n_stages, bubble, batch_size):
     """The smallest divisor of `batch_size` that keeps the bubble's share at or under `bubble`; ValueError if none."""
     # BEGIN SOLUTION
@@ -282,7 +282,7 @@ def one_chunk(make_schedule):
 
 
 def peak_of_activations(make, *given):
-    """Bytes of activations at the peak of this rank's memory, in a step of the stages and schedule of make(*given)."""
+    """Peak bytes of activations on this rank, in a step of the stages and schedule that make(*given) returns."""
     (stages, schedule), batch = make(*given), make_batch()
     pipeline_step(stages, schedule, *batch, "mean")  # the first step also finds out the shapes
     live = measure.LiveBytes().track(*(stage.submod for stage in stages), *batch)
@@ -317,14 +317,12 @@ report.table({"bubble of 4 stages, at most": "{:.0%}", "micro-batches": "{}", "s
 #
 # ### Balise 3 · Several chunks on a rank · about 13 min
 #
-# - `placement`: for each rank, the list of its `(stage, [numbers of its layers])` in order of stage. `layers` lists the
-#   layer numbers of each stage.
+# - `placement`: `layers` lists the layer numbers of each stage. Deal them out.
 # - `action(kind, i)` in `interleaved_order`: the rank's i-th forward or backward, as `(kind, micro_batch, stage)`.
-#   Backwards follow the same rounds, with the chunks from last to first.
-# - `ahead`: the number of forwards before a rank alternates one forward and one backward. It is $(v-1)\,p$, a round
-#   without the last chunk, plus two for each rank after this one, but never more than `total`.
+# - `ahead`: with how many forwards does the rank start?
 #
-# `n_micro_batches` is a multiple of `n_ranks`.
+# **Write all of it:** `tp.open_task(3)` gives you only names and docstrings. Deal out the chunks, order a rank's
+# actions, and prepare PyTorch's schedule.
 #
 # <details><summary>Hint</summary>
 #
@@ -335,7 +333,11 @@ report.table({"bubble of 4 stages, at most": "{:.0%}", "micro-batches": "{}", "s
 
 # %% tags=["balise-3"]
 def placement(n_layers, n_ranks, n_chunks):
-    """For each rank, its [(stage, [numbers of its layers]), ...]: stages are dealt out in turn."""
+    """For each rank, its [(stage, [numbers of its layers]), ...] in order of stage.
+
+    The n_ranks · n_chunks stages hold consecutive layers, in order, and differ by at most one layer. They are dealt
+    out in turn: rank r has the stages r, r + n_ranks, r + 2 n_ranks, …, which are its chunks.
+    """
     n_stages = n_ranks * n_chunks
     cuts = [n_layers * stage // n_stages for stage in range(n_stages + 1)]
     layers = [list(range(begin, end)) for begin, end in zip(cuts, cuts[1:])]
@@ -345,7 +347,14 @@ def placement(n_layers, n_ranks, n_chunks):
 
 
 def interleaved_order(rank, n_ranks, n_micro_batches, n_chunks):
-    """What one rank does: a list of ("F" or "B", micro_batch, stage)."""
+    """What one rank does: a list of ("F" or "B", micro_batch, stage), the order of interleaved 1F1B.
+
+    A round sends n_ranks micro-batches through the rank's first chunk, then the same ones through its second, and so
+    on. n_micro_batches is a multiple of n_ranks. Backwards follow the same rounds, with the same micro-batches and the
+    chunks from last to first. The rank starts with (n_chunks - 1) · n_ranks forwards, and two more for each rank after
+    it, but at most with all of them. Then it alternates one forward and one backward, until only backwards are left.
+    Write the order yourself, without the schedules of `planner` or PyTorch.
+    """
     total, group = n_micro_batches * n_chunks, n_ranks * n_chunks
 
     def action(kind, i):
@@ -366,7 +375,13 @@ def interleaved_order(rank, n_ranks, n_micro_batches, n_chunks):
 
 
 def make_interleaved(layers, n_chunks, n_micro_batches, loss_fn, reduction, device):
-    """(stages, schedule) of this rank: its chunks of `layers`, and ScheduleInterleaved1F1B over them."""
+    """(stages, schedule) of this rank: its chunks of `layers`, and ScheduleInterleaved1F1B over them.
+
+    layers: all modules of the network, in order. stages: in order, a PipelineStage(module, its number, number of all
+    stages, device) for each chunk, with the module on `device`. reduction: "mean" or "sum", what loss_fn(output,
+    target) is over its samples. The schedule, ScheduleInterleaved1F1B(stages, n_micro_batches, loss_fn, scale_grads=…),
+    must give the gradients of the whole batch's loss. scale_grads=True divides them by n_micro_batches.
+    """
     rank, n = dist.get_rank(), dist.get_world_size()
     stages = [
         PipelineStage(nn.Sequential(*(layers[i] for i in numbers)).to(device), stage, n * n_chunks, device)
@@ -378,7 +393,7 @@ def make_interleaved(layers, n_chunks, n_micro_batches, loss_fn, reduction, devi
 # %%
 tp.check(3, placement, interleaved_order, make_interleaved)
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 shown, rows = {}, []
 for chunks in (1, 2, 4):
     orders = [interleaved_order(rank, 4, 8, chunks) for rank in range(4)]
@@ -407,7 +422,7 @@ report.gantt(shown, unit="time of a forward pass of a whole rank")
 #
 # | half | goes from | to |
 # |---|---|---|
-# | `backward_input` | $\partial y$ | $\partial x$ and all $\partial o$: no weight |
+# | `backward_input` | $\partial y$ | $\partial x$ and all $\partial o$, but no weight |
 # | `backward_weight` | $\partial o_1$; $\partial o_2$; … | the weights of layer 1; of layer 2; … |
 #
 # - `backward_input`: get these gradients in one call, return `grad_x`, and keep in `kept[k]`, for each layer, `(output,
@@ -444,7 +459,7 @@ class SplitStage:
         return y.detach()
 
     def backward_input(self, k, grad_y):
-        """Gradient of x, from that of the output; no weight gradient is computed."""
+        """Return the gradient of x, given that of the output; compute no weight gradient."""
         x, y, with_weights = self.kept[k]
         # BEGIN SOLUTION
         outputs = [output for output, _ in with_weights]
@@ -505,7 +520,7 @@ report.gantt(shown, unit="time of a forward pass")
 # %% tags=["setup"] jupyter={"source_hidden": true}
 @dataclass(frozen=True)
 class Job:
-    """What a pipeline has to do. The model is cut into `len(forward)` pieces; lists: one number a piece."""
+    """What a pipeline has to do. The model is cut into `len(forward)` pieces; each list has a number for each piece."""
 
     n_ranks: int
     batch: int  # samples of a step
@@ -532,9 +547,9 @@ SCHEDULES = {  # name: (orders of all ranks from (n_ranks, n_micro_batches), sta
 # Find the fastest schedule that fits into the memory of **every** rank. Stage s is on rank s mod p. In the given
 # search, write
 #
-# - `costs`: for each of "F", "B", "I", "W" a list of seconds, one a stage. For a micro-batch of b samples, on a stage
-#   whose entry in `forward` is f, "F" takes `overhead` + b f, and "B" takes `overhead` + 2 b f. "I" and "W" each take
-#   `overhead` + `split` + b f.
+# - `costs`: for each of "F", "B", "I", "W" a list of seconds, one for each stage. For a micro-batch of b samples, on a
+#   stage whose entry in `forward` is f, "F" takes `overhead` + b f, and "B" takes `overhead` + 2 b f. "I" and "W" each
+#   take `overhead` + `split` + b f.
 # - the choice: each rank must have room for the states of its stages and for the peak of its activations,
 #   `found.peak_bytes[rank]`. If so, and if the schedule is faster than `best`, it becomes the new `best`.
 #
@@ -615,7 +630,7 @@ report.table({"one job, simulated": "{}", "your choice": "{}", "micro-batches": 
 #   loop.
 # - `deepspeed_config`: return a dictionary with `train_batch_size`, the samples of a step;
 #   `train_micro_batch_size_per_gpu`, those of a micro-batch; `gradient_accumulation_steps`, the micro-batches; and
-#   `gradient_clipping`, which 0.0 switches off. `n_replicas` pipelines share a step's samples.
+#   `gradient_clipping`, where 0.0 means none. `n_replicas` pipelines share a step's samples.
 #
 # <details><summary>Hint</summary>
 #
@@ -690,7 +705,7 @@ print("DeepSpeed, 2 stages, losses:", " ".join(f"{loss:.3f}" for loss in losses)
 # Your pipelines now run whole steps, which also keep the output of each chunk.
 
 
-# %%
+# %% tags=["slide"]
 def two_chunks():
     """(stages, schedule) of this rank."""
     return make_interleaved(make_layers(), 2, MICRO_BATCHES, F.cross_entropy, "mean", launch.device())
@@ -715,13 +730,13 @@ report.table({f"{n} ranks, 8 micro-batches": "{}", "idle slots": "{:.1%}",
 
 # %%
 waiting = tp.predict(
-    "ZB-V, four ranks, 8 micro-batches: what share (%) of the time are the ranks idle, measured?", ...
+    "With ZB-V on four ranks and 8 micro-batches, what share (%) of the ranks' time will be measured as idle?", ...
 )
 
 
 # %% jupyter={"source_hidden": true}
 class Rest(torch.autograd.Function):
-    """The input after a rest; backward, its gradient after a rest."""
+    """Rest, then return x; in backward, rest, then return the gradient."""
 
     @staticmethod
     def forward(ctx, x, rest, forth, back):
@@ -759,12 +774,12 @@ IN_V = {  # name: (schedule, stages that a rank holds)
     "ZB-V": (ScheduleZBVZeroBubble, lambda rank, n: [rank, 2 * n - 1 - rank]),
     "DualPipeV": (ScheduleDualPipeV, lambda rank, n: [rank, 2 * n - 1 - rank]),
 }
-if torch.__version__ < (2, 14):  # neighbouring stages of one rank sent messages to themselves, which gloo cannot
+if torch.__version__ < (2, 14):  # two stages on one rank sent each other messages, which gloo cannot
     del IN_V["ZB-V"], IN_V["DualPipeV"]
 
 
 def asleep(rounds=3):
-    """{schedule: (events of this rank in each step, orders of all ranks)}; a rank sleeps 20 ms for each micro-batch and kind."""
+    """{schedule: (this rank's events in each step, orders of all ranks)}; each F, I, W of a micro-batch takes 20 ms."""
     rank, n, found = dist.get_rank(), dist.get_world_size(), {}
     for name, (schedule, numbers) in IN_V.items():
         numbers = numbers(rank, n)
@@ -815,7 +830,7 @@ if "ZB-V" in IN_V:
 # %% [markdown]
 # A schedule's table leaves out the time that messages and PyTorch's Python code take.
 #
-# Now a race with real layers on two ranks. *One process* works on rank 0 while rank 1 waits.
+# Now race real layers on two ranks. *One process* is rank 0 alone, while rank 1 waits.
 
 # %%
 fastest = tp.predict(
@@ -827,7 +842,7 @@ fastest = tp.predict(
 
 # %% jupyter={"source_hidden": true}
 def zero_bubble(layers, n_chunks, n_micro_batches, loss_fn, reduction, device):
-    """As make_interleaved, with PyTorch's interleaved zero-bubble schedule over the same stages."""
+    """Like make_interleaved, but with PyTorch's interleaved zero-bubble schedule over the same stages."""
     stages, _ = make_interleaved(layers, n_chunks, n_micro_batches, loss_fn, reduction, device)
     mean = reduction == "mean"
     return stages, ScheduleInterleavedZeroBubble(stages, n_micro_batches, loss_fn, scale_grads=mean)
@@ -868,18 +883,18 @@ print(recorded.line("16_pipeline_schedules", "race"))
 # %% [markdown]
 # ## Past this machine · further
 #
-# An *estimate* for 71 billion parameters on H100s, at 40 % of their peak: 64 layers, links of 50 GB/s, and 64 sequences
-# of 4,096 tokens a step. Each layer is recomputed in its backward.
+# The table is an *estimate* for 71 billion parameters in 64 layers, on H100s at 40 % of their peak with links of 50
+# GB/s. A step has 64 sequences of 4,096 tokens. Each layer is recomputed in its backward.
 
 # %% jupyter={"source_hidden": true}
 H, DEPTH, TOKENS, SPEED, DEVICE = 9600, 64, 4096, 0.4 * planner.H100.bfloat16, planner.H100.memory
-LINK = planner.Link(latency=5e-6, bandwidth=50e9)
+LINK = planner.Cluster(planner.H100).between
 SECONDS = 2 * 12 * H**2 * TOKENS / SPEED  # forward of a layer, one micro-batch
 KEPT, INSIDE, STATES = 2 * TOKENS * H, 34 * TOKENS * H, 16 * 12 * H**2  # bytes of a layer: input, activations, states
 
 
 def estimate(name, ranks, micro_batches=64):
-    """(bubble, bytes of the fullest rank, tokens a second and device) of a schedule for the model above."""
+    """(bubble, bytes of the fullest rank, tokens a second on each device) of a schedule for the model above."""
     make_orders, chunks = SCHEDULES[name]
     layers = DEPTH // (ranks * chunks)
     if layers == 0:
@@ -910,10 +925,11 @@ report.table(heads | {"tokens/s a device, if it fits": "{:,.0f}"}, rows)
 # %%
 tp.progress()
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## Three questions
 #
-# <details><summary>You double 1F1B's micro-batches at the same batch. What happens to the bubble and memory?</summary>
+# <details><summary>With 1F1B, you cut the same batch into twice as many micro-batches. What happens to the bubble and
+# memory?</summary>
 #
 # The bubble's share falls from (p−1)/(m+p−1) to (p−1)/(2m+p−1), nearly half. The first rank still keeps p
 # micro-batches, each with half the samples. An action takes half as long, plus its fixed price: in the end, that price
@@ -923,7 +939,7 @@ tp.progress()
 # <details><summary>Why not give a rank sixteen chunks, if the bubble is divided by sixteen?</summary>
 #
 # Middle ranks send sixteen times as much, and each action becomes so short that its fixed price dominates. The model
-# also needs that many layers, and the warm-up keeps more activations.
+# also needs that many layers, and the longer warm-up keeps more activations than 1F1B does.
 # </details>
 #
 # <details><summary>Clipping needs the norm of all gradients. What does that do to a zero-bubble schedule?</summary>
@@ -937,4 +953,5 @@ tp.progress()
 #
 # A schedule is a list of actions for each rank, and a simulator can judge it. 1F1B keeps p micro-batches instead of
 # all. Interleaving divides the bubble by the number of chunks, and multiplies messages. Zero-bubble fills idle slots
-# with weight gradients. Costs, links and memory decide. Next: **tensor slicing**, which cuts the layers themselves.
+# with weight gradients. Costs, links and memory decide which schedule is best. Next: **tensor slicing**, which cuts the
+# layers themselves.

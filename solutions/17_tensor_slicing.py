@@ -1,4 +1,4 @@
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # # Tensor slicing, under the hood · about 130 min, core 50
 #
 # When a single layer no longer fits on a rank, the layer itself has to be cut. You cut a small transformer, as
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from dlojz_tp import course, data, launch, measure, modelled_gpu, recorded, report, scale, todo
+from dlojz_tp import course, data, launch, measure, modelled_gpu, planner, recorded, report, scale, todo
 from dlojz_tp.models import Attention, Block, FeedForward, Transformer, TransformerConfig, language_loss
 
 tp = course.open("17_tensor_slicing")
@@ -32,22 +32,14 @@ STATES = (
     12 * WIDTH_13B**2 * LAYERS_13B * 16
 )  # a layer has 12 d² weights; 16 bytes each: half precision, and Adam in float32
 MESSAGE = TOKENS * WIDTH_13B * 2  # bytes of one activation (sequence, width) in half precision
-INSIDE, BETWEEN = 450e9, 50e9  # bytes a second: NVLink of an H100 (data sheet, one direction); 400 Gb/s for each GPU
+H100S = planner.Cluster(planner.H100)  # NVLink inside a node; a network card of 400 Gb/s for each GPU
 columns = {"ranks": "{}", "GB on each": "{:.0f}", "fits 80 GB": "{}", "messages a layer": "{}"}
 columns |= {"sent in a step: NVLink": "{:.0f} ms", "network, 400 Gb/s": "{:.0f} ms"}
 rows = []
 for n in (1, 2, 4, 8):
-    sent = 4 * LAYERS_13B * 2 * (n - 1) / n * MESSAGE
-    rows.append(
-        (
-            n,
-            STATES / n / 1e9,
-            "yes" if STATES / n < 80e9 else "no",
-            4 * (n > 1),
-            1e3 * sent / INSIDE,
-            1e3 * sent / BETWEEN,
-        )
-    )
+    fits = "yes" if STATES / n < planner.H100.memory else "no"
+    sent = [4e3 * LAYERS_13B * H100S.collective("all_reduce", MESSAGE, n, in_a_node) for in_a_node in (n, 1)]
+    rows.append((n, STATES / n / 1e9, fits, 4 * (n > 1), *sent))
 print("estimate, 13 billion parameters")
 report.table(columns, rows)
 
@@ -70,7 +62,7 @@ STEPS = 100 if FULL else 40
 LEARNING_RATE = 3e-4 if FULL else 1e-3
 RANKS = (1, 2) if GPUS in (2, 3) else (1, 2, 4)
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## The idea
 #
 # A linear layer is a product $Y = XW$. You can cut $W$ over $N$ ranks by **columns** or by **rows**:
@@ -79,10 +71,10 @@ RANKS = (1, 2) if GPUS in (2, 3) else (1, 2, 4)
 # (X_1\;\;X_2)\begin{pmatrix}W_1\\W_2\end{pmatrix} = X_1W_1 + X_2W_2$$
 #
 # By columns, a rank needs the whole $X$ and gets a part of $Y$. By rows, it needs a part of $X$ and gets a term of the
-# *sum*. Columns first, then rows, need no message in between.
+# *sum*. With columns first and rows next, you need no message in between.
 
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 def grid(axes, x, y, width, height, colours, text, by="columns"):
     """A matrix cut into len(colours) parts, its name below."""
     n = len(colours)
@@ -113,6 +105,18 @@ axes.set_title(
 )
 axes.spines[:].set_visible(False)
 plt.show()
+
+# %% [markdown]
+# On each rank: a column of $Y$, then its term of the sum, then the sum after the all-reduce.
+
+# %%
+# %%ranks 2
+mine, device = dist.get_rank(), launch.device()
+x, w = torch.tensor([[1.0, 2.0]], device=device), torch.tensor([[1.0, 10.0], [100.0, 1000.0]], device=device)
+column, term = x @ w.chunk(2, 1)[mine], x.chunk(2, 1)[mine] @ w.chunk(2, 0)[mine]
+before = term.tolist()
+dist.all_reduce(term)
+column.tolist(), before, term.tolist()
 
 # %% [markdown]
 # ## The baseline, measured first
@@ -286,7 +290,7 @@ class OwnRandom:
 
     @contextlib.contextmanager
     def own_random(self):
-        """Inside, random numbers of this rank's own stream; outside, all ranks draw alike."""
+        """Inside, this rank draws from its own stream; outside, all ranks draw the same numbers."""
         common = self.generator.get_state()
         self.generator.set_state(self.stream)
         try:
@@ -311,7 +315,7 @@ class Ranks(OwnRandom):
         return GatherFromRanks.apply(x, dim)
 
     def part(self, tensor, dim):
-        """This rank's part of `tensor` along `dim`, a view. ValueError where the size does not divide."""
+        """This rank's part of `tensor` along `dim`, a view. ValueError if `size` doesn't divide its length."""
         if tensor.shape[dim] % self.size:
             raise ValueError(f"{self.size} ranks do not divide a size of {tensor.shape[dim]}")
         return tensor.chunk(self.size, dim)[self.rank]
@@ -327,7 +331,7 @@ class Ranks(OwnRandom):
 # - `ColumnLinear.forward(x)`: `x` and the result are whole on every rank, and the gradient of `x` is that of the uncut
 #   layer (1 line).
 #
-# `ranks.part` refuses sizes that don't divide. Any other cut must refuse them too.
+# `ranks.part` refuses sizes that `N` doesn't divide. Any other cut must refuse them too.
 #
 # <details><summary>Hint</summary>
 #
@@ -344,7 +348,7 @@ def column_part(linear, ranks):
     # BEGIN SOLUTION
     weight = ranks.part(linear.weight, 0).detach().clone()
     # END SOLUTION
-    # given: on "meta" it takes no memory, and copy_ into it does nothing; part.bias, if there is one, is assigned by you
+    # given: on "meta" it takes no memory, and copy_ into it does nothing; you assign part.bias, if there is one
     part = nn.Linear(weight.shape[1], weight.shape[0], bias=linear.bias is not None, device="meta")
     part.weight = nn.Parameter(weight)
     if linear.bias is not None:
@@ -375,8 +379,8 @@ tp.check(2, column_part, ColumnLinear)
 # ### Balise 3 · A sliced embedding · further · about 10 min
 #
 # An embedding is a table `(vocabulary, d)`. `SlicedEmbedding` holds `d / N` neighbouring **columns**, for all words,
-# and returns whole vectors on every rank. Only the vectors of the tokens travel. One line to hold the part, one to look
-# up.
+# and returns whole vectors on every rank. Only the vectors of the tokens travel. Write one line to hold the part and
+# one to look up.
 #
 # **Bonus** (you pass without it). `VocabularyEmbedding` holds `vocabulary / N` **rows**, the whole vectors of this
 # rank's words. Words marked in `others` give zeros here, so the sum over the ranks is the vector. `mine` is each
@@ -431,9 +435,9 @@ tp.check(3, SlicedEmbedding, VocabularyEmbedding)
 # %% [markdown]
 # ### Balise 4 · Attention cut by heads · about 12 min
 #
-# Up to the output projection, heads are independent: they are columns that are cut already. Each rank computes `heads /
-# N` of them, from its columns of `query`, `key` and `value` (given). The output projection $W$ takes these heads as its
-# input. So $W$ is cut by **rows**, and each rank gets a *term*:
+# Up to the output projection, heads are independent: each has its own columns. Each rank computes `heads / N` of them,
+# from its columns of `query`, `key` and `value` (given). The output projection $W$ takes these heads as its input. So
+# $W$ is cut by **rows**, and each rank gets a *term*:
 #
 # $$Y = \textstyle\sum_r \mathrm{heads}_r(X)\,W_r + b$$
 #
@@ -530,7 +534,7 @@ tp.check(5, GatheredFeedForward)
 
 # %% [markdown]
 # On a **ring**, each rank sends $\frac{N-1}{N}n$ bytes for an all-gather of $n$ bytes, and twice as many for an
-# all-reduce. The next table counts in activations (b, s, d). The pair of balise 6 gathers nothing in between.
+# all-reduce. The next table's unit is one activation (b, s, d). The pair of balise 6 gathers nothing in between.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -563,7 +567,7 @@ def messages(calls, n=2):
 
 
 # %%
-fewer = tp.predict("Two gathered layers send how many times as much as the pair (f = 4 d, 2 ranks)?", ...)
+fewer = tp.predict("Two gathered layers send more than the pair of balise 6. By what factor (f = 4 d, 2 ranks)?", ...)
 
 
 # %%
@@ -577,21 +581,32 @@ gathered = messages(launch.ranks(traffic, gathered_feed_forward, n=2)[0])
 # ### Balise 6 · The pair: columns, then rows · about 10 min
 #
 # No rank needs the whole hidden layer. The GELU works on each element, and a `down` that is cut by **rows** takes
-# exactly this rank's part. So cut `up` by columns and `down` by rows. Two messages are left: an all-reduce forward and
-# one backward, both of size (b, s, d).
+# exactly this rank's part. Two messages are left, one forward and one backward.
 #
-# Write the two parts and the forward, 2 lines each. The bias of `down` is whole on every rank.
+# Write the two parts and the forward, 2 lines each.
+#
+# **Write all of it:** `tp.open_task(6)` gives you only names and docstrings. Cut a feed-forward so that one all-reduce
+# each way is enough.
 #
 # <details><summary>Hint</summary>
 #
-# `column_part` and `row_part` do the slicing. `self.ranks.copy` and `self.ranks.sum` belong at the two ends. As in
-# attention, the bias counts once.
+# `self.ranks.copy` and `self.ranks.sum` belong at the two ends. As in attention, the bias counts once.
 # </details>
 
 
-# %% tags=["balise-6"]
+# %% tags=["balise-6", "slide-mistake=bias-every-rank"]
 class ColumnRow(nn.Module):
-    """A feed-forward whose first layer is cut by columns, the second by rows. x (b, s, d) -> (b, s, d)."""
+    """A feed-forward whose first layer is cut by columns, the second by rows. x (b, s, d) -> (b, s, d).
+
+    feed_forward: the plain layer, alike on all ranks: nn.Linear `up` (d -> f), an exact GELU, nn.Linear `down` (f -> d).
+    ranks: N ranks. ranks.copy(x) returns x, and adds up its gradient over the ranks. ranks.sum(x) adds up x over the
+    ranks, and passes its gradient on. Call each once, with (b, s, d), and nothing of `dist`.
+    `column_part(linear, ranks)` is an nn.Linear with this rank's output features, `row_part(linear, ranks)` one with
+    its input features and no bias. Both copy, and raise ValueError if N doesn't divide.
+
+    Each rank holds its share of the parameters, `down`'s bias whole, and nothing else of the plain layer. x and the
+    result are whole on every rank. The result and all gradients are those of the plain layer, at any batch and dtype.
+    """
 
     def __init__(self, feed_forward, ranks):
         super().__init__()
@@ -620,14 +635,14 @@ def pair(ranks):
 
 
 paired = messages(launch.ranks(traffic, pair, n=2)[0])
-why = "Most of it is the middle, four times as wide as the ends: it is gathered forward, its gradient summed backward."
+why = "Most of it is the wide hidden layer (4 d): forward gathers it, and backward sums its gradient over the ranks."
 fewer.shows(gathered / paired, "× {:.2f}", why)
 
 # %% [markdown]
 # ### Balise 7 · The whole model · further · about 11 min
 #
-# Norms and dropout stay whole: every rank computes the same from the same numbers. In `SlicedBlock`, write the two
-# halves that are cut (2 lines), with the pair of balise 6 as feed-forward.
+# Norms and dropout stay whole: every rank repeats the same computation. In `SlicedBlock`, write the two halves
+# that are cut (2 lines), with the pair of balise 6 as feed-forward.
 #
 # In `SlicedTransformer`, write the scores of a *tied* head (2 lines). This head reuses the token embedding, and each
 # rank holds `(v, d / N)` of it. Used as the weight `(out, in)` of a linear layer, it is cut by rows: it takes this
@@ -689,13 +704,13 @@ class SlicedTransformer(nn.Module):
 tp.check(7, SlicedBlock, SlicedTransformer)
 
 # %% [markdown]
-# Can the all-reduces overlap with computing? Four of your blocks on two **modelled** H100s, linked by NVLink, then by
-# 100 Gb/s:
+# Can the all-reduces overlap with computing? Four of your blocks run on two **modelled** H100s, linked first by NVLink,
+# then at 100 Gb/s:
 
 
 # %% jupyter={"source_hidden": true}
 class Unrandom(Ranks):
-    """Ranks that draw nothing: a modelled card has no numbers."""
+    """Ranks without random numbers: a modelled card has none."""
 
     own_random = contextlib.nullcontext
 
@@ -722,17 +737,17 @@ print(*runs, sep="\n")
 report.streams(runs) if runs else None
 
 # %% [markdown]
-# Not here: the next product needs the sum. Over the slow network, the modelled card mostly waits.
+# Not in forward: the next product needs the sum. Over the slow network, the modelled card mostly waits.
 #
 # ## Measured again
 #
 # The same model, cut over the ranks, must reach the same losses up to rounding.
 
 # %%
-kept_share = tp.predict("At the peak, what share of one process's activations does each of 2 ranks hold?", ...)
+kept_share = tp.predict("At the peak, what fraction of the activations of one process does each of 2 ranks hold?", ...)
 
 
-# %%
+# %% tags=["slide"]
 def sliced(model):
     return SlicedTransformer(model, Ranks())
 
@@ -746,7 +761,7 @@ kept_share.shows(
     "Only what is inside attention and feed-forward is cut: norms, residuals and the scores of all words are whole.",
 )
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(8.5, 2.7), layout="constrained")
 colours = dict(zip(PARTS, ("#0072B2", "#D55E00", "#CC79A7", "#009E73")))
 bottom = [0] * len(found)
@@ -762,8 +777,7 @@ axes.spines[["top", "right"]].set_visible(False)
 plt.show()
 
 # %% [markdown]
-# Each rank holds about 1 / N of weights, gradients and states. You pay four messages a layer, and three for embedding
-# and head.
+# You pay four messages a layer, and three for embedding and head.
 #
 # ## Two dimensions
 #
@@ -804,8 +818,6 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.data import DistributedSampler
 
-from dlojz_tp import planner
-
 ROUNDS = 20 if FULL else 8  # of the race
 
 # %% [markdown]
@@ -813,8 +825,7 @@ ROUNDS = 20 if FULL else 8  # of the race
 #
 # `tensor_group(tensor_size)` returns this rank's row of the grid. With 4 ranks and `tensor_size=2`, ranks 0 and 1 get
 # one group, ranks 2 and 3 another. `dist.new_group(ranks)` is a collective of the **whole world**: every rank must make
-# every group, in the same order, or the others wait. Make each group once: a second call with the same ranks makes
-# another group.
+# every group, in the same order, or the others wait. Make each group once.
 #
 # Write the loop that makes all groups and keeps this rank's as `mine`, about 5 lines.
 #
@@ -986,8 +997,8 @@ def make_grid(tensor_size):
 #
 # `grid.tensor` and `grid.data` have `rank`, `size` and `group`.
 #
-# - `make_sampler`: **the same** samples for all ranks of a tensor group, equal shares for the data ranks.
-#   `DistributedSampler(dataset, num_replicas=…, rank=…)`, 1 line.
+# - `make_sampler`: all ranks of a tensor group get **the same** samples, and the data ranks get equal shares. Return
+#   `DistributedSampler(dataset, num_replicas=…, rank=…)` (1 line).
 # - `step_2d`: after `loss.backward()` each rank has the gradient of its slice for its own samples. The weights must
 #   become those of one process with the whole batch. Write `message`: all of `means`, flattened into one tensor and
 #   **averaged** over the right ranks (2 lines, one all-reduce).
@@ -1001,7 +1012,7 @@ def make_grid(tensor_size):
 
 # %% tags=["balise-11"]
 def make_sampler(dataset, grid):
-    """Indices of this rank's samples: an iterable, whatever random state the rank has."""
+    """Indices of this rank's samples, an iterable. They don't depend on the rank's random state."""
     # BEGIN SOLUTION
     return DistributedSampler(dataset, num_replicas=grid.data.size, rank=grid.data.rank)
     # END SOLUTION
@@ -1051,9 +1062,9 @@ report.table(heads | {f"loss {k}": "{:.5f}" for k in range(3)}, rows)
 # ### Balise 12 · Sequence parallelism · further · about 12 min
 #
 # Every rank still keeps the activations of norms, dropouts and residuals whole. But these treat each **token** by
-# itself, so between the sliced layers a rank can hold `s / N` tokens (Korthikanti and others, 2022). No more bytes
-# travel, as an all-reduce is a reduce-scatter and an all-gather. Now `copy` is an all-gather, from (b, s/N, d) to (b,
-# s, d), and `sum` a reduce-scatter back. Each backward is the mirror of its forward.
+# itself, so between the sliced layers a rank can hold `s / N` tokens (Korthikanti et al., 2022). The same bytes
+# travel, because an all-reduce is a reduce-scatter and an all-gather. Now `copy` is an all-gather, from (b, s/N, d) to
+# (b, s, d), and `sum` a reduce-scatter back. Each backward is the mirror of its forward.
 #
 # Write both along dimension 1, with `gather_parts(x, dim, group)` and `sum_to_parts(x, dim, group)`: one line in each
 # of four places.
@@ -1064,7 +1075,7 @@ report.table(heads | {f"loss {k}": "{:.5f}" for k in range(3)}, rows)
 # <details><summary>Hint</summary>
 #
 # Each of the two functions is the other's backward; backward returns `None` for the group. For the gradients: is each
-# rank's a term of one sum, or an estimate of the same mean? `dist.all_reduce` sums in place.
+# rank's gradient a term of one sum, or an estimate of the same mean? `dist.all_reduce` sums in place.
 # </details>
 
 
@@ -1150,7 +1161,7 @@ tp.check(12, SequenceRanks, sum_common_gradients)
 
 # %% jupyter={"source_hidden": true}
 def kept_bytes(run, model):
-    """Bytes that autograd keeps for backward while `run()` computes; the model's parameters not counted."""
+    """Bytes that autograd keeps for backward while `run()` computes; the model's parameters don't count."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept = {}
 
@@ -1198,7 +1209,7 @@ plt.show()
 
 # %%
 def plan(outside):
-    """For one block; `outside`: how activations are cut between the sliced layers."""
+    """The plan for one block; `outside`: how activations are cut between the sliced layers."""
     entrance = PrepareModuleInput(input_layouts=outside, desired_input_layouts=Replicate())
     found = {"attention": entrance, "feed_forward": entrance, "feed_forward.up": ColwiseParallel()}
     found |= {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
@@ -1252,7 +1263,7 @@ class SequenceTransformer(nn.Module):
 
 # %% jupyter={"source_hidden": true}
 def optimizer_of(model):
-    """AdamW; DTensors and plain tensors in groups of their own, which its fused loops want."""
+    """AdamW, with DTensors and plain tensors in separate groups: `foreach` can't mix them."""
     kinds = [[p for p in model.parameters() if isinstance(p, DTensor) is kind] for kind in (True, False)]
     return torch.optim.AdamW([{"params": kind} for kind in kinds if kind], lr=LEARNING_RATE)
 
@@ -1332,44 +1343,38 @@ if FULL:
     recorded.note("17_tensor_slicing", "races", [race.medians for _, race in races])
 
 # %% [markdown]
-# For each operation, `DTensor` looks up how its operands are cut. With small tensors, that costs time. But it cuts any
-# model over any mesh.
+# At each operation `DTensor` looks up how its operands are cut, which costs time with small tensors.
 #
 # ## Beyond this machine · further
 #
-# The planner *models* one layer: a rank computes 1 / t of it, and pays for four all-reduces.
+# The planner *models* one layer on t tensor ranks. Each computes 1 / t of it, and pays for four all-reduces.
 
 # %% jupyter={"source_hidden": true}
-NVLINK = planner.Link(latency=2e-6, bandwidth=INSIDE)  # the links of the first table; latencies are assumed
-NETWORK = planner.Link(latency=10e-6, bandwidth=BETWEEN)
-SPEED = 0.45 * 989e12  # operations a second: 45 % of the data sheet's dense bfloat16
 DEGREES = [2**k for k in range(7)]
 
 
 def layer_at(degree, ranks_per_node, overlap="none"):
     """A layer as wide as in models of 70 billion parameters; forward and backward, one sequence of 4,096 tokens."""
-    return planner.tensor_parallel_layer(
-        4096, 1, 8192, 64, tensor_parallel=degree, ranks_per_node=ranks_per_node,
-        inside=NVLINK, between=NETWORK, flops_per_second=SPEED, overlap=overlap,
-    )  # fmt: skip
+    layout = planner.Layout(degree, sequence_parallel=True, tensor_overlap=overlap)
+    return planner.layer_time(planner.GPT(8192, 1, 64, 4096), layout, planner.Cluster(planner.H100, ranks_per_node))
 
 
 # %% jupyter={"source_hidden": true}
 figure, (left, right) = plt.subplots(1, 2, figsize=(8.5, 3.2), layout="constrained")
 inside = [layer_at(degree, 8) for degree in DEGREES]
-left.bar(range(7), [1e3 * layer.compute for layer in inside], color="#009E73", label="computing")
-left.bar(range(7), [1e3 * layer.communication for layer in inside], bottom=[1e3 * layer.compute for layer in inside],
-         color="#CC79A7", label="all-reduces, none hidden")  # fmt: skip
+left.bar(range(7), [1e3 * (layer.total - layer.tensor) for layer in inside], color="#009E73", label="computing")
+left.bar(range(7), [1e3 * layer.tensor for layer in inside], color="#CC79A7", label="all-reduces, none hidden",
+         bottom=[1e3 * (layer.total - layer.tensor) for layer in inside])  # fmt: skip
 left.set(ylabel="ms for one layer", title="neighbours, 8 GPUs in a node")
 left.legend(fontsize=9, frameon=False)
 for name, per_node, place, colour in (
-    ("neighbours,\n8 in a node", 8, (2.0, 24), "#0072B2"),
+    ("neighbours,\n8 in a node", 8, (1.8, 27), "#0072B2"),
     ("spread, one\nin each node", 1, (0.6, 58), "#D55E00"),
 ):
-    shares = [100 * layer_at(degree, per_node).communication_share for degree in DEGREES]
+    shares = [100 * layer_at(degree, per_node).waiting for degree in DEGREES]
     right.plot(range(7), shares, marker="o", markersize=4, color=colour)
     right.text(*place, name, fontsize=9, color=colour)
-hidden = [100 * layer_at(degree, 8, "products").communication_share for degree in DEGREES]
+hidden = [100 * layer_at(degree, 8, "products").waiting for degree in DEGREES]
 right.plot(range(7), hidden, marker="o", markersize=4, color="#0072B2", linestyle="--")
 right.text(6.2, 3, "overlapped\nwith products", fontsize=9, color="#0072B2", ha="right")
 right.axvline(3.5, color="#999999", linestyle=":")
@@ -1382,17 +1387,17 @@ figure.suptitle("A layer of width 8,192 (model, not measured)", fontsize=11)
 plt.show()
 
 # %% [markdown]
-# Computing shrinks with t, but the messages don't. So slice inside a node, and use data parallelism between nodes: its
-# one message can overlap with backward.
+# Computation shrinks with t, but the messages don't. So slice inside a node, and use data parallelism between nodes:
+# its one message can overlap with backward.
 
 # %%
 tp.progress()
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## Three questions
 #
-# <details><summary>Every rank keeps the whole of each norm and of each bias after a sum, and updates it by itself. Why do these
-# copies not drift apart?</summary>
+# <details><summary>Every rank keeps all norms, and all biases added after a sum, and updates them itself. Why don't
+# these copies drift apart?</summary>
 #
 # Outside the sliced regions everything is equal on all ranks: the sum gives the same value, the copy the same gradient.
 # Equal gradients make equal updates, if the all-reduce gives the same <i>bits</i> on every rank.
@@ -1406,13 +1411,14 @@ tp.progress()
 #
 # <details><summary>A model has 64 heads for the queries, but only 8 for keys and values. How many ranks can share its attention?</summary>
 #
-# Up to 8 ranks can in this way: each has one key-value head and the 8 query heads that use it. With 16, two ranks hold
+# Cut this way, up to 8: each has one key-value head and the 8 query heads that use it. With 16, two ranks hold
 # the same key-value head, and its gradients have to be summed over the two.
 # </details>
 #
 # ## To remember
 #
 # Cut the first matrix by columns and the second by rows: one all-reduce at the exit, and one in backward at the
-# entrance. Heads are columns that are cut already. A rank holds 1 / N of the sliced weights, gradients and states, and
-# a layer pays four all-reduces. They are hard to hide, so tensor slicing stays where the links are fast. A pipeline
-# cuts *between* layers and sends far less. **19_hybrid_parallelism** combines the three.
+# entrance. Attention is cut by heads, which are groups of columns. A rank holds 1 / N of the sliced weights, gradients
+# and states, and a layer costs four all-reduces. They are hard to hide, so tensor slicing stays where the links are
+# fast. A pipeline cuts *between* layers and sends far less. **19_hybrid_parallelism** combines both with data
+# parallelism.

