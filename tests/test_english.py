@@ -67,7 +67,7 @@ def hints(path):
 def texts():
     for path in sorted(ROOT.joinpath("solutions").glob("*.py")):
         yield from ((path, text) for text in [*markdown(path), *strings(path)])
-    for path in [ROOT / "README.md", *ROOT.joinpath("docs").glob("*.md")]:
+    for path in [ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.joinpath("docs").glob("*.md")]:
         yield path, path.read_text(encoding="utf-8")
     for path in sorted(ROOT.joinpath("dlojz_tp").rglob("*.py")):
         yield from ((path, text) for text in strings(path))

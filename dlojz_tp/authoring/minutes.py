@@ -67,7 +67,7 @@ def sections(text: str) -> list[Section]:
     found, fenced, folded = [], False, False
     for cell in split_cells(text):
         for number, line in enumerate(cell.text.splitlines(), cell.line - 1):
-            if cell.kind == "code":
+            if cell.kind != "markdown":
                 break
             fenced ^= line.startswith("# ```")
             if (heading := _HEADING.match(line)) and not fenced:
@@ -78,7 +78,7 @@ def sections(text: str) -> list[Section]:
                 folded |= "<details>" in line
                 _count_words(len(uncomment(line).split()), folded, found[-1])
                 folded &= "</details>" not in line
-        if cell.kind == "code" and found:
+        if cell.kind != "markdown" and found:
             _count_code(cell, found[-1])
     for i, section in enumerate(found):
         if section.balise:
@@ -158,6 +158,11 @@ def readme(text: str, works: dict[str, list[Section]], two_days: set[str]) -> st
     chosen = sum(about(of_work(found)[1]) for name, found in works.items() if name[:2] in two_days) / 60
     line = f"In all, {whole:.0f} hours; the core {core:.1f}; the core of the works with a • {chosen:.1f}."
     return _ALL.sub(line, _ROW.sub(row, text))
+
+
+def you_write(text: str) -> dict[str, str]:
+    """{work: what a trainee writes in it}, from the table of README."""
+    return dict(_ROW.findall(text))
 
 
 def of_plan(days: str) -> set[str]:

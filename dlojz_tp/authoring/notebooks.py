@@ -6,25 +6,32 @@ import hashlib
 import io
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import jupytext
 import nbformat
 from PIL import Image
 
 from dlojz_tp.authoring import rules
+from dlojz_tp.launch import place
 from dlojz_tp.works import source
 from dlojz_tp.works.source import NOTEBOOKS, SOLUTIONS, split_cells, without_markers
 
 CELL_TIMEOUT = 180  # seconds; a cell of a solution that takes longer is a fault
 FURTHER = """# The core is enough: {} further. Until you write them, the course's answers stand in.
 tp.catch_up("further")"""
+# leaves no name behind
+ENTER = "__import__('importlib').import_module('dlojz_tp.judging.pretend_gpu.rehearsed').enter()"
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
 def trainee(path: Path) -> nbformat.NotebookNode:
     """The trainee notebook of a source: solutions cut out, no outputs. Raises rules.SourceError."""
     notebook = _convert(path, rules.punch, "trainee")
+    for cell in notebook.cells:
+        cell.metadata = _without_slides(cell.metadata)
     for cell in notebook.cells:  # where an answer does not parse, "Run All" goes on, and its check says so
         if any(tag.startswith("balise-") for tag in cell.metadata.get("tags", [])):
             cell.metadata["tags"] = [*cell.metadata["tags"], "raises-exception"]
@@ -49,6 +56,19 @@ def source_hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def is_from(notebook: nbformat.NotebookNode, path: Path) -> bool:
+    """Whether a solution notebook was executed from the source as it is now."""
+    return notebook.metadata.get("dlojz_tp", {}).get("source_sha256") == source_hash(path)
+
+
+def executed(name: str) -> nbformat.NotebookNode:
+    """The executed solution of a work; a line says so if its source has changed since. Raises OSError, ValueError."""
+    notebook = nbformat.read(SOLUTIONS / f"{name}.ipynb", as_version=4)
+    if not is_from(notebook, SOLUTIONS / f"{name}.py"):
+        print(f"{name}: the notebook is older than its source: make solutions", file=sys.stderr)
+    return notebook
+
+
 def _convert(path, edit, kind):
     work = rules.verify(path)
     notebook = jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent")
@@ -71,6 +91,12 @@ def _convert(path, edit, kind):
     return notebook
 
 
+def _without_slides(metadata: dict) -> dict:
+    """The metadata of a cell without its tags for slides: trainees don't need them, and no output depends on them."""
+    kept = {"tags": [tag for tag in metadata.get("tags", []) if not tag.startswith(rules.SLIDE)]}
+    return nbformat.from_dict({k: v for k, v in (metadata | kept).items() if v})
+
+
 def build_trainee(path: Path, folder: Path = NOTEBOOKS) -> Path:
     """Write the trainee notebook of `path` into `folder`; unchanged files are left alone."""
     return write(trainee(path), folder / f"{path.stem}.ipynb")
@@ -88,7 +114,7 @@ def build_solution(path: Path, folder: Path = SOLUTIONS, force: bool = False) ->
     if not force and target.exists():
         with contextlib.suppress(ValueError):  # a damaged one is made anew
             old = nbformat.read(target, as_version=4)
-    if old and old.metadata.get("dlojz_tp", {}).get("source_sha256") == source_hash(path):
+    if old and is_from(old, path):
         return None
     notebook = solution(path)
     if old and _outputs_from(old, notebook):
@@ -102,7 +128,7 @@ def build_solution(path: Path, folder: Path = SOLUTIONS, force: bool = False) ->
 def _outputs_from(old, notebook) -> bool:
     """Take what an executed notebook shows over into a new one that has the same code and the same titles."""
     cells = [[cell for cell in each.cells if cell.cell_type == "code"] for each in (old, notebook)]
-    texts = [[(cell.source, cell.metadata) for cell in each] for each in cells]
+    texts = [[(cell.source, _without_slides(cell.metadata)) for cell in each] for each in cells]
     titles = [source.HEADING.findall("\n".join(cell.source for cell in each.cells)) for each in (old, notebook)]
     if texts[0] != texts[1] or [t[:2] for t in titles[0]] != [t[:2] for t in titles[1]]:
         return False
@@ -111,15 +137,20 @@ def _outputs_from(old, notebook) -> bool:
     return True
 
 
-def execute(notebook: nbformat.NotebookNode):
-    """Run a solution notebook in place in a fresh kernel; a verdict that is not a pass is an error."""
+def execute(notebook: nbformat.NotebookNode, variables: Mapping[str, str] = MappingProxyType({}), **options):
+    """Run a solution notebook in place in a fresh kernel; a verdict that is not a pass is an error.
+
+    variables: of the kernel's environment, beside those of this process; in a rehearsal the kernel pretends its GPUs.
+    options: of nbclient's NotebookClient.
+    """
     from nbclient import NotebookClient
 
-    with environment(DLOJZ_STRICT="1"):
-        resources = {"metadata": {"path": str(SOLUTIONS)}}
-        NotebookClient(
-            notebook, timeout=CELL_TIMEOUT, kernel_name="python3", record_timing=False, resources=resources
-        ).execute()
+    environ = os.environ | {"DLOJZ_STRICT": "1"} | variables
+    resources = {"metadata": {"path": str(SOLUTIONS)}}
+    options = {"timeout": CELL_TIMEOUT, "kernel_name": "python3", "record_timing": False} | options
+    if place.PRETENDED in environ:
+        options["extra_arguments"] = ["--log-level=ERROR", f"--IPKernelApp.exec_lines={ENTER}"]
+    NotebookClient(notebook, resources=resources, **options).execute(env=environ)
     for cell in notebook.cells:
         _in_one_piece(cell.get("outputs", []))
         for output in cell.get("outputs", []):
@@ -173,8 +204,9 @@ def write(notebook: nbformat.NotebookNode, target: Path) -> Path:
 
 
 def chosen(names: list[str]) -> list[Path] | None:
-    """The sources of these practical works, in order, all for none; None, and one line said, for an unknown name."""
+    """The sources of these works, names or numbers, in order; all for none; None, and one line said, for an unknown."""
     paths = sorted(SOLUTIONS.glob("[0-9][0-9]_*.py"))
+    names = [source.full_name(name) for name in names]
     unknown = set(names) - {path.stem for path in paths}
     if unknown:
         print(f"no such practical work: {', '.join(sorted(unknown))}", file=sys.stderr)
@@ -211,12 +243,10 @@ def main(argv: list[str]) -> int:
             else:
                 print(f"{path.stem}: written to notebooks/{build_trainee(path).name}")
                 work = source.read(path)
-                for number in records.numbers(work):
-                    if options.force or not records.is_fresh(work, number):
-                        made = records.remake(work, number)
-                        said = f"written to {made.relative_to(source.ROOT)}" if made else "NOT made: run make notebooks"
-                        print(f"{path.stem}: known mistakes of balise {number} {said}", flush=True)
+                for said in records.refresh(work, work.balises, force=options.force):
+                    print(said, flush=True)
         except Exception as error:  # one bad source does not hide the state of the others
-            print(f"{error}", file=sys.stderr)
+            kind = "" if isinstance(error, rules.SourceError) else f"{path.stem}: {type(error).__name__}: "
+            print(f"{kind}{error}", file=sys.stderr)
             failed = 1
     return failed

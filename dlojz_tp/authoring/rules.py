@@ -1,10 +1,14 @@
 """The rules of a source, each refused with file and line, and the punching of its holes."""
 
 import ast
+import re
 from pathlib import Path
 
 from dlojz_tp.works.cells import names_made_by
 from dlojz_tp.works.source import BEGIN, END, HEADING, Cell, checks_in, read, uncomment, without_markers
+
+SLIDE, MORE, MISTAKE = "slide", "slide-more", "slide-mistake="  # tags: see dlojz_tp.authoring.slides
+_SLIDE_TAG = re.compile(r'"(slide[^"]*)"')
 
 
 class SourceError(Exception):
@@ -19,8 +23,8 @@ def verify(path: Path):
     """Refuse a bad source; return the `source.Work` of a good one.
 
     Raises SourceError for: markers unclosed, nested, empty, inline or outside a balise's cell; a hole outside a
-    function; a balise number missing, doubled, without heading, hint or check; a cell that does not compile; the name
-    of an answer bound again.
+    function; an unknown tag for slides; a balise number missing, doubled, without heading, hint or check; a cell that
+    does not compile; the name of an answer bound again.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -35,6 +39,10 @@ def verify(path: Path):
     for cell in work.cells:
         if cell.kind == "code" and "balise" in cell.options and cell.balise is None:
             raise SourceError(path, cell.line - 1, 'a balise tag reads tags=["balise-N"], N a number')
+        for tag in _SLIDE_TAG.findall(cell.options):
+            if tag not in (SLIDE, MORE) and not (tag.startswith(MISTAKE) and cell.balise is not None):
+                message = f'{tag!r}: the tags for slides are "slide", "slide-more"; on a balise, "slide-mistake=SLUG"'
+                raise SourceError(path, cell.line - 1, message)
     _verify_holes(path, tree, work.cells, regions)
     _verify_numbers(path, work.cells)
     _verify_names(path, work)

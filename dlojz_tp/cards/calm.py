@@ -70,7 +70,7 @@ def _handle(shell, kind, error, trace, tb_offset=None):
         return
     from IPython.display import display
 
-    display(line(said))
+    display(line(". ".join([said, *getattr(error, "__notes__", ())])))
 
 
 def _of_a_cell_that_failed(error) -> bool:
@@ -85,6 +85,8 @@ def _interrupted(error) -> str | None:
     places = {Path(frame.filename).parts[-2:] for frame in traceback.extract_tb(error.__traceback__)}
     if ("dlojz_tp", "course.py") in places:
         return "interrupted: the balise was not judged"
+    if ("launch", "staying.py") in places:
+        return f"interrupted: {error or 'no ranks were started'}"
     return "interrupted: the ranks were ended" if ("launch", "run.py") in places else None
 
 

@@ -3,16 +3,17 @@
 import html
 import textwrap
 
-from dlojz_tp.cards.verdict import BROKEN, Verdict
+from dlojz_tp.cards.verdict import BROKEN, DONE, EDGE, Verdict
 
-_MARK = {"pass": "✓", "by catch_up": "»", "fail": "✗", "not done": "…", BROKEN: "⚠"}
+_MARK = {"pass": "★", EDGE: "✓", "by catch_up": "»", "fail": "✗", "not done": "…", BROKEN: "⚠"}
 # readable on white and on dark: the colour is carried by a border and a tint, the text keeps the theme's own colour
 _COLOUR = {
     "pass": "46, 160, 67",
+    EDGE: "180, 120, 12",
     "by catch_up": "56, 132, 222",
     "fail": "229, 83, 75",
     "not done": "128, 128, 128",
-    BROKEN: "210, 153, 34",
+    BROKEN: "137, 87, 229",
 }
 _STYLE = (
     "border-left:4px solid rgb({c});background:rgba({c},.09);padding:8px 14px;margin:2px 0;max-width:52em;"
@@ -47,7 +48,7 @@ def line(
 
     code: a title, and Python to unfold (notebooks only). folded: a title, and words to unfold; plain text has both.
     """
-    marked = f"{_MARK[kind]} {text}"
+    marked = f"{'✓' if kind == 'pass' else _MARK[kind]} {text}"
     below = _folded(code[0], code[1] and _highlighted(code[1]), "pre") + _folded(folded[0], _e(folded[1]))
     plain = marked + f"\n    {folded[0]}: {folded[1]}" * bool(folded[1])
     return Card(plain, f'<div style="{_STYLE.format(c=_COLOUR[kind])}">{_e(marked)}{below}</div>')
@@ -63,12 +64,14 @@ def progress(
 
     rows: (number, title, verdict). core: numbers; named where it is not all. guesses: (in words, whether as expected).
     """
-    done, given = (sum(word == asked for _, _, word in rows) for asked in ("pass", "by catch_up"))
-    head = f"{title}: {done} of {len(rows)} balises done" + f", {given} by catch_up" * bool(given)
+    robust, edge, given = (sum(word == asked for _, _, word in rows) for asked in ("pass", EDGE, "by catch_up"))
+    done = robust + edge
+    head = f"{title}: {done} of {len(rows)} balises done" + f", {edge} of them {EDGE}" * bool(edge)
+    head += f", {given} by catch_up" * bool(given)
     if 0 < len(core) < len(rows):
-        head += f", {sum(number in core and word == 'pass' for number, _, word in rows)} of {len(core)} of the core"
+        head += f", {sum(number in core and word in DONE for number, _, word in rows)} of {len(core)} of the core"
     text = [head, *(f"  {_MARK[word]} {number:2}  {name}{_by(word)}" for number, name, word in rows)]
-    marked = [(_MARK["pass" if right else "by catch_up"], words) for words, right in guesses]
+    marked = [("✓" if right else _MARK["by catch_up"], words) for words, right in guesses]
     text += [f"  {mark}     {words}" for mark, words in marked]
     share = 100 / max(1, len(rows))
     items = "".join(
@@ -78,7 +81,7 @@ def progress(
     )
     parts = "".join(
         f'<div style="background:rgb({_COLOUR[word]});height:6px;width:{count * share:.1f}%"></div>'
-        for word, count in (("pass", done), ("by catch_up", given))
+        for word, count in (("pass", robust), (EDGE, edge), ("by catch_up", given))
     )
     guessed = "".join(f'<div style="opacity:.85">{mark}&nbsp; {_e(words)}</div>' for mark, words in marked)
     page = (
@@ -90,7 +93,11 @@ def progress(
 
 
 def _by(word):
-    return " · by catch_up" if word == "by catch_up" else ""
+    return f" · {word}" if word in (EDGE, "by catch_up") else ""
+
+
+def _said(word):
+    return f" · works, {EDGE}" if word == EDGE else _by(word)
 
 
 def _rows(v: Verdict) -> list[tuple[str, str]]:
@@ -101,14 +108,14 @@ def _rows(v: Verdict) -> list[tuple[str, str]]:
 
 
 def _verdict_text(v: Verdict) -> str:
-    head = f"{_MARK[v.verdict]} balise {v.balise} · {v.title}{_by(v.verdict)}"
+    head = f"{_MARK[v.verdict]} balise {v.balise} · {v.title}{_said(v.verdict)}"
     if v.verdict == "not done":
         return f"{_MARK[v.verdict]} {v.hint}"
     lines = [f"{head}   ({v.seconds:.2f} s)", *(f"    ✓ {claim}" for claim in v.seen)]
     if v.verdict == BROKEN:
         lines.append(f"    {NO_VERDICT}")
-    if v.verdict in ("fail", BROKEN):
-        if v.verdict == "fail":
+    if v.verdict in ("fail", EDGE, BROKEN):
+        if v.verdict != BROKEN:
             lines.append(f"    ✗ {v.failed}" if v.failed else "    ✗")
         for name, value in _rows(v):
             wrapped = textwrap.wrap(value, 92) if "\n" not in value else value.splitlines()
@@ -125,17 +132,17 @@ def _verdict_html(v: Verdict) -> str:
     colour = _COLOUR[v.verdict]
     if v.verdict == "not done":
         return line(v.hint)._repr_html_()
-    title = _e(v.title) + _by(v.verdict)
+    title = _e(v.title) + _said(v.verdict)
     head = (
         f'<b><span style="color:rgb({colour})">{_MARK[v.verdict]}</span> Balise {v.balise} · {title}</b>'
         f' <span style="opacity:.7;font-size:85%">{v.seconds:.2f} s</span>'
     )
     good = f'<span style="color:rgb({_COLOUR["pass"]})">✓</span>'
-    bad = f'<span style="color:rgb({_COLOUR["fail"]})">✗</span>'
+    bad = f'<span style="color:rgb({_COLOUR[EDGE if v.verdict == EDGE else "fail"]})">✗</span>'
     parts = "".join(f'<div>{good} <span style="opacity:.85">{_e(claim)}</span></div>' for claim in v.seen)
     if v.verdict == BROKEN:
         parts += f"<div><b>{NO_VERDICT}</b></div>"
-    if v.verdict in ("fail", BROKEN):
+    if v.verdict in ("fail", EDGE, BROKEN):
         parts += f"<div>{bad} <b>{_e(v.failed)}</b></div>" if v.failed else ""
         cells = "".join(
             f'<div style="opacity:.7">{name}</div><div style="white-space:pre-wrap;{_weight(name)}">{_e(value)}</div>'

@@ -9,14 +9,17 @@ NOT_RUN = (
 )
 
 BROKEN = "could not judge"
+EDGE = "not yet robust"  # the idea is right, and a case at its edge is not
+DONE = ("pass", EDGE)  # what counts as done
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What came out. seen: what held. failed: what was looked at then.
 
-    verdict: "pass", "fail", "not done", "by catch_up" where the course's own code was judged, or "could not judge"
-    where the machine or the course broke, or a library is not installed: it says nothing of the answer, is not counted.
+    verdict: "pass"; "not yet robust" where only mistakes at the edge were found, of which the first is told; "fail";
+    "not done"; "by catch_up" where the course's own code was judged; or "could not judge" where the machine or the
+    course broke, or a library is not installed: it says nothing of the answer, and is not counted.
     """
 
     balise: int
@@ -37,7 +40,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """True for "pass"."""
+        """True for "pass": nothing was found to mend."""
         return self.verdict == "pass"
 
     def to_json(self) -> dict:

@@ -16,17 +16,19 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dlojz_tp.cards import verdict
 from dlojz_tp.cards.verdict import BROKEN
+from dlojz_tp.classroom import races
 from dlojz_tp.classroom.reading import Told, works
-from dlojz_tp.classroom.telling import JUDGED, OPENED
+from dlojz_tp.classroom.telling import JUDGED, OPENED, RACED
 
-DONE = ("pass", "by catch_up")
+DONE = (*verdict.DONE, "by catch_up")
 FAILURES = 3  # in a row at one balise: stuck
 MINUTES = 15  # at one balise: stuck
 PAUSE = 30  # minutes: a longer one counts as this
 AWAY = 60  # minutes without a verdict: not at work, so not stuck
 SHOWN_HINTS = 15
-PACKAGE = Path(__file__).resolve().parent.parent
+JUDGING = Path(__file__).resolve().parent.parent / "judging"
 
 
 @dataclass
@@ -44,19 +46,27 @@ class Row:
 
 @dataclass
 class Trainee:
-    """One trainee. rows: {(work, balise): Row}. last: when something was heard. since: when the last one counted."""
+    """One trainee. rows: {(work, balise): Row}. last: when something was heard. since: when the last one counted.
+
+    raced: {(work, balise): (ratio, noise)}, the best race.
+    """
 
     uid: int
     told: list[Told] = field(default_factory=list)
     rows: dict[tuple[str, int], Row] = field(default_factory=dict)
     hints: Counter = field(default_factory=Counter)  # {(work, balise, hint): times}
+    raced: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
     work: str = ""
     last: float = 0.0
     since: float = 0.0
 
     def hear(self, news: list[Told]):
         """Take in verdicts; those that come late find their place."""
-        news = sorted(news, key=lambda told: told.at)
+        for told in news:
+            if told.word == RACED:  # neither a verdict nor an attempt: minutes and places don't change
+                key = told.work, told.number
+                self.raced[key] = min(self.raced.get(key, told.race), told.race)
+        news = sorted((told for told in news if told.word != RACED), key=lambda told: told.at)
         late = bool(self.told) and bool(news) and news[0].at < self.told[-1].at
         self.told += news
         if late:
@@ -87,7 +97,7 @@ class Trainee:
             row.failed, row.hint = 0, ""
         if told.word != BROKEN or row.word not in DONE:
             row.word = told.word
-        row.passed |= told.word == "pass"
+        row.passed |= told.word in verdict.DONE
         row.at = told.at
 
     def place(self) -> int | None:
@@ -131,10 +141,11 @@ class Trainee:
 
 
 def class_view(trainees: list[Trainee], now: float) -> dict:
-    """All that the page shows: works, trainees, hints."""
+    """All that the page shows: works, trainees, hints, races."""
     views = sorted((one.view(now) for one in trainees), key=lambda view: view["name"])
     used = sorted({work for one in trainees for work, _ in one.rows} | {one.work for one in trainees if one.work})
-    return {"works": [_work(name, trainees) for name in used], "trainees": views, "hints": _hints(trainees)}
+    found = {"works": [_work(name, trainees) for name in used], "trainees": views, "hints": _hints(trainees)}
+    return found | {"races": _races(trainees)}
 
 
 def _work(name: str, trainees: list[Trainee]) -> dict:
@@ -146,13 +157,25 @@ def _work(name: str, trainees: list[Trainee]) -> dict:
             {
                 "number": number,
                 "title": balise.title,
-                "passed": sum(row.word == "pass" for row in rows),
+                "passed": sum(row.word in verdict.DONE for row in rows),
                 "timed": len(spent),
                 "median": round(statistics.median(spent), 1) if spent else None,
                 "stated": balise.minutes or None,
             }
         )
     return {"name": name, "title": work.title, "stated": work.minutes or None, "balises": balises}
+
+
+def _races(trainees: list[Trainee]) -> list[dict]:
+    """For each balise that somebody has raced, a line a trainee, the best first."""
+    named = {name_of(one.uid): one.raced for one in trainees}
+    keys = sorted({key for raced in named.values() for key in raced})
+    found = []
+    for work, number in keys:
+        lines = races.ranked({name: raced[work, number] for name, raced in named.items() if (work, number) in raced})
+        title = works()[work].balises[number].title
+        found.append({"work": work, "balise": number, "title": title, "lines": lines})
+    return found
 
 
 def _hints(trainees: list[Trainee]) -> list[dict]:
@@ -178,7 +201,7 @@ def hint_text(work: str, number: int, hint: str) -> str:
 
 @functools.cache
 def _recorded(work: str, number: int) -> dict[str, str]:
-    path = PACKAGE / "checks" / works()[work].module / "mistakes" / f"{number}.json"
+    path = JUDGING / "checks" / works()[work].module / "mistakes" / f"{number}.json"
     try:
         return json.loads(path.read_text(encoding="utf-8"))["hints"]
     except (OSError, ValueError, KeyError):
@@ -189,7 +212,7 @@ def _recorded(work: str, number: int) -> dict[str, str]:
 def _in_code(module: str) -> dict[str, str]:
     """The hints in the checks of a work, and those that any work can give. Read, not imported: no torch."""
     found = {}
-    for path in [PACKAGE / "checking" / "judging.py", *(PACKAGE / "checks" / module).rglob("*.py")]:
+    for path in [JUDGING / "checking" / "verdicts.py", *(JUDGING / "checks" / module).rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             named = isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "").endswith("HINTS")
             if named and isinstance(node.value, ast.Dict):
@@ -209,15 +232,22 @@ def name_of(uid: int) -> str:
 
 
 def table(trainees: list[Trainee]) -> str:
-    """CSV: a line for each trainee and balise."""
+    """CSV: a line for each trainee and balise. Of its best race: time over PyTorch's, noise, place in the class."""
     out = io.StringIO()
     write = csv.writer(out)
     write.writerow(
-        ["trainee", "work", "balise", "title", "verdict", "attempts", "failures in a row", "last hint", "minutes"]
-    )
+        ["trainee", "work", "balise", "title", "verdict", "attempts", "failures in a row", "last hint", "minutes",
+         "race ratio", "race noise", "race place"]
+    )  # fmt: skip
+    raced = {
+        (line["name"], each["work"], each["balise"]): [f"{line['ratio']:.3f}", f"{line['noise']:.3f}", line["place"]]
+        for each in _races(trainees)
+        for line in each["lines"]
+    }
     for one in sorted(trainees, key=lambda one: name_of(one.uid)):
-        for (work, number), row in sorted(one.rows.items()):
-            title = works()[work].balises[number].title
+        for work, number in sorted(one.rows.keys() | one.raced.keys()):
+            title, row = works()[work].balises[number].title, one.rows.get((work, number), Row())
             known = [row.word, row.attempts, row.failed, row.hint, f"{row.seconds / 60:.1f}"]
-            write.writerow([name_of(one.uid), work, number, title, *known])
+            best = raced.get((name_of(one.uid), work, number), [""] * 3)
+            write.writerow([name_of(one.uid), work, number, title, *known, *best])
     return out.getvalue()

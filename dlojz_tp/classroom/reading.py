@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dlojz_tp.cards.verdict import BROKEN
-from dlojz_tp.classroom.telling import OPENED
+from dlojz_tp.classroom.telling import OPENED, RACED
 from dlojz_tp.progress import WORDS
 from dlojz_tp.works import source
 
@@ -28,12 +28,16 @@ LARGEST = 1000  # bytes of a verdict's file: five times what one has
 MOST_ENTRIES = 1_000_000  # of the class folder: as many are listed in a second
 MOST_OF_ONE = 200  # folders that one owner can have there
 MOST_FILES = 20_000  # of one owner
+MOST_RATIO = 1000  # of a race: what is larger is none
 NO_VERDICT = (errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO)  # of a link, a closed file, a pipe or a socket
 HINT = re.compile(r"[a-z0-9-]{0,60}")
 
 
 class Told(NamedTuple):
-    """A verdict that was put there. number: 0 for a work that was opened. at: seconds since 1970."""
+    """A verdict that was put there, or a race. number: 0 for a work that was opened. at: seconds since 1970.
+
+    race: its ratio and noise.
+    """
 
     work: str
     number: int
@@ -41,6 +45,7 @@ class Told(NamedTuple):
     hint: str
     attempts: int
     at: float
+    race: tuple[float, float] | None = None
 
 
 class Reader:
@@ -141,13 +146,15 @@ def understood(content: bytes) -> Told:
         )
         whole = all(type(n) is int and 0 <= n < 10**6 for n in (number, attempts))
         known = works().get(work)
-        there = known and (number in known.balises and word in (*WORDS, BROKEN) or (number, word) == (0, OPENED))
+        there = known and (number in known.balises and word in (*WORDS, BROKEN, RACED) or (number, word) == (0, OPENED))
         timed = type(at) in (int, float) and math.isfinite(at) and at > 0
-        if not (whole and there and timed and HINT.fullmatch(hint)):
+        race = (said["ratio"], said["noise"]) if word == RACED else None
+        fair = race is None or all(type(n) in (int, float) and 0 <= n < MOST_RATIO for n in race) and race[0] > 0
+        if not (whole and there and timed and fair and HINT.fullmatch(hint)):
             raise ValueError
     except (KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError from error
-    return Told(work, number, word, hint, attempts, min(at, time.time()))  # no clock is ahead of the board's
+    return Told(work, number, word, hint, attempts, min(at, time.time()), race)  # no clock is ahead of the board's
 
 
 @functools.cache

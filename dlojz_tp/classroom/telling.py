@@ -14,11 +14,13 @@ import threading
 import time
 from pathlib import Path
 
+from dlojz_tp.cards.verdict import DONE
 from dlojz_tp.classroom import drop
 from dlojz_tp.works import whole_file
 
 OPENED = "opened"  # the word of a work that was opened; its number is 0
-JUDGED = ("pass", "fail")  # what counts as an attempt
+RACED = "raced"  # the word of a race: no verdict, and no attempt
+JUDGED = (*DONE, "fail")  # what counts as an attempt
 PATIENCE = 0.25  # seconds that a verdict waits to hear of a fault
 SLOW = 5.0  # seconds without an answer after which no verdict waits, and that is said
 LAST = 3.0  # seconds for what still waits when the process ends
@@ -29,17 +31,18 @@ _tellers: dict[tuple[str, int], "_Teller"] = {}
 _said: set[str] = set()
 
 
-def tell(work: str, number: int, word: str, hint: str = ""):
+def tell(work: str, number: int, word: str, hint: str = "", **result: float):
     """Put a verdict where the instructor sees it, if DLOJZ_CLASS is set. Never raises, never waits for long.
 
-    hint: its name, such as "wrong-unit"; the words of a hint may quote code.
+    hint: its name, such as "wrong-unit"; the words of a hint may quote code. result: of a race, its ratio and noise.
     """
     shared = os.environ.get(drop.VARIABLE)
     if not shared:
         return
     try:
         teller = _tellers.setdefault((shared, os.getpid()), _Teller(shared))  # threads do not outlive a fork
-        teller.add({"work": work, "balise": number, "verdict": word, "hint": hint, "time": round(time.time(), 3)})
+        said = {"work": work, "balise": number, "verdict": word, "hint": hint, "time": round(time.time(), 3)}
+        teller.add(said | result)
         if teller.problem:
             _say(
                 f"the class folder {shared} cannot be used ({teller.problem}). Your verdicts count as before; "

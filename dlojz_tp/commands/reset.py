@@ -7,6 +7,8 @@ from pathlib import Path
 from dlojz_tp.commands import lab
 from dlojz_tp.works import source, state
 
+KINDS = "{}.json", "gains/{}.*.json", "guesses/{}.json", "races/{}.json"  # of what is kept of a work
+
 
 def main(argv: list[str]) -> int:
     """`python -m dlojz_tp reset [--work FOLDER] [NAME ...]`; notebooks stay. 2 for a work that does not exist."""
@@ -27,9 +29,8 @@ def main(argv: list[str]) -> int:
         print(f"reset: {work} is no work folder: `lab` has not made it", file=sys.stderr)
         return 2
     folder = state.folder(work)
-    kept = [path for name in options.names or ["[0-9][0-9]_*"] for path in folder.glob(f"{name}.json")]
-    kept += [path for name in options.names or ["[0-9][0-9]_*"] for path in folder.glob(f"gains/{name}.*.json")]
-    kept += [path for name in options.names or ["[0-9][0-9]_*"] for path in folder.glob(f"guesses/{name}.json")]
+    names = options.names or ["[0-9][0-9]_*"]
+    kept = [path for kind in KINDS for name in names for path in folder.glob(kind.format(name))]
     for path in kept:
         path.unlink(missing_ok=True)
     what = ", ".join(sorted({path.name.split(".")[0] for path in kept})) or "there was nothing"

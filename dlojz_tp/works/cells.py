@@ -7,6 +7,8 @@ import symtable
 from collections.abc import Callable
 
 OPENED = ("time", "timeit", "capture", "prun")  # cell magics whose body is Python that runs in the notebook
+_OF_RANKS = re.compile(r"\s*(?:# )?%%ranks\b([^\n]*)")  # commented in a source, as jupytext writes it
+_GIVEN = re.compile(r"--give[ =]+(\w+)")
 _TODO = re.compile(r"^\s+todo\((\d+)\)", re.MULTILINE)
 _BINDING = re.compile(
     r"^[ \t]*(?:(?:async[ \t]+)?def[ \t]+|class[ \t]+|import[ \t]+|from[ \t].*\bimport[ \t]+.*?)(\w+)"
@@ -58,6 +60,15 @@ class _OpenTime(ast.NodeTransformer):
         return node
 
 
+def of_ranks(code: str) -> bool:
+    """Whether a cell begins with `%%ranks`: its names are those of the ranks, not the notebook's."""
+    return bool(_OF_RANKS.match(code))
+
+
+def _given_by_ranks(code: str) -> set[str]:
+    return set(_GIVEN.findall(_OF_RANKS.match(code)[1]))
+
+
 def holes_in(code: str) -> list[int]:
     """The balises whose `todo(number)` is still in the code, each once."""
     return [*dict.fromkeys(map(int, _TODO.findall(code)))]
@@ -65,11 +76,15 @@ def holes_in(code: str) -> list[int]:
 
 def names_in(code: str) -> frozenset[str]:
     """The names that a cell which does not parse seems to bind, as its lines look."""
+    if of_ranks(code):
+        return frozenset(_given_by_ranks(code))
     return frozenset(name for found in _BINDING.findall(code) for name in found if name)
 
 
 def names_made_by(code: str) -> set[str]:
     """The names that a cell binds at its top level, loops and `with` blocks included; functions' inner names not."""
+    if of_ranks(code):
+        return _given_by_ranks(code)
     try:
         table = symtable.symtable(code, "cell", "exec")
     except SyntaxError:

@@ -13,6 +13,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlojz_tp.works.cells import of_ranks
+
 ROOT = Path(__file__).resolve().parents[2]
 SOLUTIONS = ROOT / "solutions"
 NOTEBOOKS = ROOT / "notebooks"
@@ -20,7 +22,7 @@ NOTEBOOKS = ROOT / "notebooks"
 BEGIN, END = "# BEGIN SOLUTION", "# END SOLUTION"
 HEADING = re.compile(r"^#+ Balise (\d+) · (.+?)( · further)?(?: · about (\d+) min)?\s*$", re.MULTILINE)
 _TITLE = re.compile(r"^# (.+?)(?: · about (\d+) min(?:, core (\d+))?)?\s*$", re.MULTILINE)
-_CELL = re.compile(r"^# %%(?P<options>.*)$")
+_CELL = re.compile(r"^# %%(?P<options>(?:\s.*)?)$")  # `# %%ranks` is a line of a cell
 _TAG = re.compile(r"balise-(\d+)")
 
 
@@ -32,7 +34,7 @@ class UnknownWork(Exception):
 class Cell:
     """One cell of a source. text: its lines as in the file. line: number of its first line in the file."""
 
-    kind: str  # "code" or "markdown"
+    kind: str  # "code", "markdown", or "ranks": code under `%%ranks`, whose names the notebook does not have
     options: str  # what follows "# %%"
     text: str
     line: int
@@ -82,7 +84,7 @@ class Work:
 
     @property
     def module(self) -> str:
-        """The name without its number: the module in `dlojz_tp.checks` that judges it."""
+        """The name without its number: the module in `dlojz_tp.judging.checks` that judges it."""
         return self.name.split("_", 1)[1]
 
 
@@ -97,7 +99,8 @@ def find(name: str) -> Work:
     known, holes = names(), _holes(name)
     if name not in known:
         if not known:
-            raise UnknownWork(f"no folder {NOTEBOOKS.name}/ beside the package: install the course from its checkout")
+            todo = "install the course with `pip install --editable` and the folder of its clone"
+            raise UnknownWork(f"no folder {NOTEBOOKS.name}/ beside the package: {todo}")
         raise UnknownWork(f"no practical work is called {name!r}; there are: {', '.join(known)}")
     try:
         work = read(SOLUTIONS / f"{name}.py")
@@ -142,8 +145,9 @@ def split_cells(text: str) -> list[Cell]:
 
     def close():
         if any(line.strip() for line in lines) or cells or options:
-            kind = "markdown" if "[markdown]" in options else "code"
-            cells.append(Cell(kind, options, "\n".join(lines).strip("\n"), start))
+            text = "\n".join(lines).strip("\n")
+            kind = "markdown" if "[markdown]" in options else "ranks" if of_ranks(text) else "code"
+            cells.append(Cell(kind, options, text, start))
 
     for number, line in enumerate(text.splitlines(), 1):
         marker = _CELL.match(line)

@@ -35,7 +35,7 @@ def new_page(browser, request):
 
     def ask(asked):
         address = urlsplit(asked.url)
-        if address.scheme not in ("data", "blob") and address.hostname != "127.0.0.1":
+        if address.scheme not in ("data", "blob", "file") and address.hostname != "127.0.0.1":
             outside.append(asked.url)
 
     def open_page(**options):

@@ -27,7 +27,7 @@ def test_an_interrupted_launch_and_a_restart(notebook):
     answer = seeing.cell(page, "def describe_machine():")
     seeing.write(page, answer, right)
     seeing.run(page, answer)
-    assert seeing.run(page, seeing.cell(page, "tp.check(1, ")).startswith("✓ Balise 1")
+    assert seeing.run(page, seeing.cell(page, "tp.check(1, ")).startswith("★ Balise 1")
 
     seeing.write(page, hello, LONG)
     seeing.start(page, hello)
@@ -55,3 +55,28 @@ def test_an_interrupted_launch_and_a_restart(notebook):
     seeing.run(page, first)
     assert "1 of 2 balises done" in seeing.run(page, progress)  # ... and what was judged is not
     assert seeing.problems(page) == []
+
+
+WAITING = """%%ranks 2
+import time
+print("process", rank)
+while rank == 1:
+    time.sleep(0.1)
+"""
+
+
+def test_an_interrupted_cell_leaves_its_ranks_and_one_calm_line(notebook):
+    page = notebook("00_welcome", "Welcome")
+    seeing.run(page, seeing.cell(page, 'course.open("00_welcome")'))
+    cell = seeing.cell(page, "tp.progress()")
+    seeing.write(page, cell, "%%ranks 2\nkept = 10 + rank")
+    seeing.run(page, cell)
+    seeing.write(page, cell, WAITING)
+    seeing.start(page, cell)
+    cell.get_by_text("[rank 1] process 1").wait_for(timeout=30_000)
+    seeing.press(page, "interrupt")
+    cell.get_by_text("interrupted: the 2 ranks live on, with their variables").wait_for(timeout=15_000)
+    seeing.idle(page, 15)
+    assert seeing.problems(page) == []
+    seeing.write(page, cell, "%%ranks\nkept")
+    assert seeing.run(page, cell) == "rank 0: 10\nrank 1: 11"

@@ -25,6 +25,9 @@ def test_untouched_then_a_wrong_and_a_right_answer(notebook, name, title, number
     for each in work.balises.values():
         calm = "further" if each.further else "is not done yet"
         assert f"balise {each.number} {calm}" in seen or f"balise {each.number} is {calm}" in seen
+    measured = page.locator(f"{seeing.PANEL} {seeing.CARD} details", has_text="what was measured")
+    assert (name == "01_gpu_acceleration") == (measured.count() > 0), "00 asks for no guess, 07 measures answers alone"
+    assert measured.evaluate_all("folded => folded.filter(one => one.open).length") == 0, "nobody has guessed yet"
     progress = seeing.cell(page, "tp.progress()")
     assert f"0 of {len(work.balises)} balises done" in seeing.said(progress)
 
@@ -39,7 +42,7 @@ def test_untouched_then_a_wrong_and_a_right_answer(notebook, name, title, number
     seeing.write(page, answer, right)
     assert seeing.run(page, answer) == ""
     verdict = seeing.run(page, check)
-    assert verdict.startswith(f"✓ Balise {number}") and "✗" not in verdict
+    assert verdict.startswith(f"★ Balise {number}") and "✗" not in verdict
     assert f"1 of {len(work.balises)} balises done" in seeing.run(page, progress)
     assert seeing.problems(page, MEANT) == []
 

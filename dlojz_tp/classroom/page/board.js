@@ -1,8 +1,8 @@
 "use strict";
 // The page of `python -m dlojz_tp class`: asks for the state again and again, and draws it. Text is only ever text.
-const MARKS = { pass: ["✓", "pass"], "by catch_up": ["»", "given"], fail: ["✗", "fail"], "not done": ["…", "begun"], "could not judge": ["⚠", "broken"] };
-const MARKED = "✓ passed · » by catch_up · ✗3 failed, three times in a row · … begun · ⚠ could not judge";
-const COLOURED = "green: all passed · blue: all done, some by catch_up · red: the last verdict on a balise is a failure";
+const MARKS = { pass: ["★", "pass"], "not yet robust": ["✓", "edge"], "by catch_up": ["»", "given"], fail: ["✗", "fail"], "not done": ["…", "begun"], "could not judge": ["⚠", "broken"] };
+const MARKED = "★ passed · ✓ works, not yet robust · » by catch_up · ✗3 failed, three times in a row · … begun · ⚠ could not judge";
+const COLOURED = "done/all balises · green: all passed · amber: all done, some not yet robust · blue: all done, some by catch_up · red: the last verdict on a balise is a failure";
 const EVERY = 2000, HIDDEN = 15000; // milliseconds
 const $ = (id) => document.getElementById(id);
 let state = null, heard = 0, tab = decodeURIComponent(location.hash.slice(1));
@@ -97,15 +97,17 @@ function drawOne(work) {
 }
 
 function drawAll() {
-  const head = row(node("th", ""), ...state.works.map((work) => node("th", words(work.name), "", [])));
-  head.querySelectorAll("th:not(:first-child)").forEach((cell, k) => cell.prepend(node("b", short(state.works[k].name))));
+  // numbers alone, so that all works fit the width of a laptop: the buttons above have their names
+  const head = row(node("th", ""), ...state.works.map((work) => titled(node("th", "", "", [node("b", short(work.name))]), words(work.name))));
   const rows = state.trainees.map((one) => row(nameCell(one), ...state.works.map((work) => {
     const cells = Object.values(one.cells[work.name] || {});
-    const passed = cells.filter((each) => each[0] === "pass").length;
+    const robust = cells.filter((each) => each[0] === "pass").length;
+    const edge = cells.filter((each) => each[0] === "not yet robust").length;
+    const passed = robust + edge;
     const given = cells.filter((each) => each[0] === "by catch_up").length;
     const all = work.balises.length;
-    const kind = passed === all ? "pass" : cells.some((each) => each[0] === "fail") ? "fail" : passed + given === all ? "given" : "";
-    const cell = node("td", cells.length || one.work === work.name ? `${passed} of ${all}` : "", kind);
+    const kind = passed === all ? (edge ? "edge" : "pass") : cells.some((each) => each[0] === "fail") ? "fail" : passed + given === all ? "given" : "";
+    const cell = node("td", cells.length || one.work === work.name ? `${passed}/${all}` : "", kind);
     if (one.work === work.name && one.at !== null) cell.classList.add("here");
     return titled(cell, `${one.name}, ${work.title}: ${passed} passed, ${given} by catch_up, of ${all}`);
   })));
@@ -125,6 +127,16 @@ function drawHints() {
   $("hints").replaceChildren(node("thead", "", "", [head]), node("tbody", "", "", rows));
 }
 
+function drawRaces() {
+  $("races").hidden = !state.races.length;
+  const head = row(...["balise", "place", "trainee", "time / PyTorch's", "±"].map((text, k) => node("th", text, k === 0 || k === 2 ? "" : "number")));
+  const rows = state.races.flatMap((race) => race.lines.map((line, k) => row(
+    node("td", k ? "" : `${short(race.work)}.${race.balise} · ${race.title}`), node("td", String(line.place), "number"), node("td", line.name),
+    node("td", line.ratio.toFixed(2), "number"), node("td", `${Math.round(100 * line.noise)} %`, "number"),
+  )));
+  $("raced").replaceChildren(node("thead", "", "", [head]), node("tbody", "", "", rows));
+}
+
 function drawSummary() {
   const late = Math.round((Date.now() - heard) / 1000);
   const busy = state.trainees.filter((one) => one.quiet < 60).length;
@@ -140,9 +152,11 @@ function draw() {
   drawStuck();
   drawTabs();
   const work = workOf(tab);
+  $("board").className = work ? "" : "all";
   if (work) drawOne(work);
   else drawAll();
   $("legend").textContent = (work ? MARKED : COLOURED) + " · framed: here now";
+  drawRaces();
   drawHints();
 }
 
