@@ -3,26 +3,29 @@
 A notebook starts with ``from dlojz_tp import course, todo`` and ``tp = course.open("00_welcome")``.
 Submodules are imported at first use, so that commands that need no torch start at once.
 
-The rooms, from the ground up; nothing imports upwards (a test holds it so):
+The rooms. Nothing imports upwards; tests/test_structure.py has their order from the ground up.
 
-    frameworks  libraries that not everybody has
-    works/      the sources of the practical works, balises, where state is kept
-    models/     networks
-    cards/      verdicts and lines as they are shown
-    planner/ data/      arithmetic of large machines, data sets
-    measure/    time, memory, communications
+What notebooks call:
+    course, index       what a notebook opens: checks, help, the table of works
     launch/     ranks on this machine, and jobs
-    pretend_gpu/        GPUs that are not there, for programs that would run on them
-    modelled_gpu/       what such programs would cost there
+    measure/    time, memory, communications, operators
     report/     figures and recorded results
+    models/ data/       networks, data sets
     parallel/   a transformer laid over a grid of ranks
+    planner/    arithmetic of large machines
+    modelled_gpu/       what a program would cost on a GPU
     training/   the red thread: one training run, its gains
-    checking/   verdicts: how an answer is judged
-    probes/     what looks at an answer at work
+What judges:
+    judging/    verdicts, probes, pretended GPUs, checks, grading; its docstring has them
+What serves trainees and instructors:
+    cards/      verdicts and lines as they are shown
+    progress, guesses   what a trainee has done
     classroom/  an instructor's board over the verdicts of a class
-    checks/     a package for each practical work
-    progress, course, index     what a notebook opens
-    commands/ grading/ authoring/       the command line
+    commands/   python -m dlojz_tp doctor, lab, plan, ...
+What authors use:
+    works/      the sources of the practical works, balises, where state is kept
+    authoring/  notebooks, records, slides, minutes, rehearsals
+    frameworks  libraries that not everybody has
 """
 
 # before all else: a file of the folder at hand may have the name of a module that is imported below
@@ -38,7 +41,7 @@ from dlojz_tp.works.balise import BaliseNotDone, todo  # noqa: E402
 __version__ = "0.1.0"
 # what notebooks take from here, and where it lives
 _ROOMS = dict.fromkeys(
-    ("checking", "course", "data", "index", "launch", "measure", "parallel", "planner", "report"), "dlojz_tp"
+    ("course", "data", "index", "launch", "measure", "parallel", "planner", "report"), "dlojz_tp"
 ) | {
     "gains": "dlojz_tp.training",
     "precision": "dlojz_tp.training",

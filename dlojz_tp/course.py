@@ -1,20 +1,18 @@
 """What a notebook opens: checks, help for anyone who is late, and progress."""
 
 import dataclasses
-import importlib
 import inspect
-import linecache
 import os
-from types import ModuleType
 
 from dlojz_tp import guesses, progress
 from dlojz_tp.cards import render
-from dlojz_tp.cards.verdict import BROKEN, Verdict
-from dlojz_tp.checking import breakage, judging, mistakes, originals
-from dlojz_tp.checking.usual_state import usual_state
+from dlojz_tp.cards.verdict import BROKEN, DONE, EDGE, Verdict
 from dlojz_tp.classroom import telling
+from dlojz_tp.judging import checks, contest
+from dlojz_tp.judging.checking import breakage, mistakes, originals, verdicts
+from dlojz_tp.judging.checking.usual_state import usual_state
 from dlojz_tp.launch import starting
-from dlojz_tp.works import balise, open_task, source
+from dlojz_tp.works import balise, open_task, running, source
 
 
 class CheckFailed(Exception):
@@ -30,6 +28,7 @@ MISUSED = "not callable", "has no attribute"
 HIDDEN = "Nothing is counted. Give the variable another name, run `del {name}`, then the first cell, and check again."
 LONG_S = 5.0  # a verdict that takes longer needs a word
 _given: dict[tuple[str, int], list] = {}  # what catch_up defined for a balise of a work, in this process
+_passed: dict[tuple[str, int], tuple] = {}  # the trainee's own answers whose last verdict here is a full pass
 
 
 class Course:
@@ -63,13 +62,16 @@ class Course:
                 render.line(f"balise {number} is further: to be judged, write yours at todo({number})", GIVEN)
             )
         found = found or self._judged(number, answers)
-        if found.passed and theirs:
+        if found.verdict in DONE and theirs:
             found = dataclasses.replace(found, verdict=GIVEN)
         if found.verdict != BROKEN:
             progress.record(self.work.name, number, found.verdict)
+            _passed.pop((self.work.name, number), None)
+        if found.verdict == "pass":
+            _passed[self.work.name, number] = answers
         telling.tell(self.work.name, number, found.verdict, found.slug)
         render.show(render.verdict(found))
-        wrong = found.verdict in ("fail", BROKEN) and found.slug != judging.NOT_INSTALLED
+        wrong = found.verdict in ("fail", EDGE, BROKEN) and found.slug != verdicts.NOT_INSTALLED
         if wrong and os.environ.get("DLOJZ_STRICT"):
             raise CheckFailed(f"balise {number}: {found.slug or found.got}: {found.hint}")
         return None
@@ -100,12 +102,54 @@ class Course:
         said = f"now defined by the course: {names}. Your own cells are unchanged; what passes with this is marked so."
         return self._define(balises, said)
 
+    def race(self, number: int):
+        """Time the answers of balise `number` against the course's and PyTorch's own, in turn; keep the best ratio.
+
+        Only what the check has passed in this kernel is timed. Never raises for an answer.
+        """
+        if number not in self.work.balises:
+            return self._no_such(number)
+        answers = tuple(self._namespace.get(name) for name in self.work.balises[number].answers)
+        if why := contest.refused(self.work, number) or self._unraced(number, answers):
+            return render.show(render.line(why))
+        with starting.said_after(
+            LONG_S, f"racing balise {number} for more than {LONG_S:.0f} s: the Stop button ends it"
+        ):
+            kept = contest.run(self.work, number, answers, self._solution(number))
+        if kept and os.environ.get("DLOJZ_RACE") == "1":
+            telling.tell(self.work.name, number, telling.RACED, **kept._asdict())
+        return None
+
+    def _unraced(self, number, answers) -> str:
+        """Why these answers are not raced, in a line; empty if the check has passed these very objects."""
+        from dlojz_tp.cards import calm
+
+        names, passed = self.work.balises[number].answers, _passed.get((self.work.name, number))
+        call = f"tp.check({', '.join([str(number), *names])})"
+        if passed is None:
+            return f"balise {number} does not race before an answer of your own has passed in this kernel: first {call}"
+        changed = [name for name, now, then in zip(names, answers, passed, strict=True) if now is not then]
+        if changed or calm.not_run(self.work.balises[number], answers):
+            which = ", ".join(changed or names)
+            return f"balise {number} does not race: {which} has changed since it passed, so check it again: {call}"
+        return ""
+
+    def _solution(self, number):
+        """The course's answers to a balise, in a namespace of their own; None where it has none here."""
+        if not self.work.solved:
+            return None
+        namespace = dict(self._namespace)
+        try:
+            for n in range(1, number + 1):
+                _run(self.work.balises[n], namespace)
+        except Exception as error:  # of a cell above that did not run
+            what = f"{type(error).__name__}: {error}"
+            return render.show(render.line(f"the course's answer cannot be defined here, so it does not race ({what})"))
+        return tuple(namespace[name] for name in self.work.balises[number].answers)
+
     def _define(self, balises, said):
-        codes = [source.without_markers(each.code) for each in balises]
-        for each, code in zip(balises, codes, strict=True):
-            file = f"<solution of balise {each.number}>"
-            linecache.cache[file] = len(code), None, code.splitlines(keepends=True), file  # for tracebacks and inspect
-            exec(compile(code, file, "exec"), self._namespace)
+        codes = [_run(each, self._namespace) for each in balises]
+        for each in balises:
             _given[self.work.name, each.number] = [self._namespace[name] for name in each.answers]
         return render.show(render.line(said, GIVEN, code=("how the course writes them", "\n\n\n".join(codes))))
 
@@ -181,10 +225,12 @@ def open(name: str, namespace: dict | None = None) -> Course:  # noqa: A001  (it
     telling.tell(work.name, 0, telling.OPENED)
     from dlojz_tp import launch, report
     from dlojz_tp.cards import calm
+    from dlojz_tp.launch import magic
 
     calm.install()
+    magic.install()
     report.ground()
-    launch.warm(f"dlojz_tp.checks.{work.module}")  # so that the first verdict over ranks comes at once
+    launch.warm(*checks.names(work.module))  # so that the first verdict over ranks comes at once
     return opened
 
 
@@ -195,7 +241,7 @@ def judge(work: source.Work, number: int, answers: tuple) -> Verdict:
         return Verdict(number, title, BROKEN, got=what, hint=REPLACED)
     with usual_state():  # a check computes some of its truths when it is first imported; and a verdict shows tensors
         found = _judge(work, number, title, answers)
-    if found.verdict in ("pass", "fail") and (what := originals.replaced()):
+    if found.verdict in (*DONE, "fail") and (what := originals.replaced()):
         return Verdict(number, title, BROKEN, found.seconds, got=what, hint=REPLACED)
     if found.verdict == "fail" and any(words in found.hint for words in MISUSED):
         code = "\n".join(cell.text for cell in work.cells if cell.kind == "code")
@@ -208,18 +254,22 @@ def judge(work: source.Work, number: int, answers: tuple) -> Verdict:
 
 def _judge(work, number, title, answers):
     try:
-        module = checks_of(work)
-        check = getattr(module, f"balise_{number}")
+        check = checks.check(work.module, number)
         records = mistakes.load(work.module, number)
-        hints = judging.hints_of(module, records)
+        edges = mistakes.edges(work.module, number)
+        hints = verdicts.hints_of(checks.hints(work.module), records)
     except Exception as error:
         return Verdict(number, title, BROKEN, got=f"{type(error).__name__}: {error}", hint=breakage.REPORT)
-    return judging.judge(check, answers, number=number, title=title, hints=hints, known=records["mistakes"])
+    return verdicts.verdict_of(
+        check, answers, number=number, title=title, hints=hints, known=records["mistakes"], edges=edges
+    )
 
 
-def checks_of(work: source.Work) -> ModuleType:
-    """The module that judges a practical work."""
-    return importlib.import_module(f"dlojz_tp.checks.{work.module}")
+def _run(each: source.Balise, namespace: dict) -> str:
+    """Define the course's answers to a balise in a namespace; returns their code."""
+    code, file = source.without_markers(each.code), f"<solution of balise {each.number}>"
+    running.run(code, file, namespace)
+    return code
 
 
 def _shell():

@@ -9,11 +9,12 @@ import json
 import sys
 from pathlib import Path
 
+from dlojz_tp.cards.verdict import DONE
 from dlojz_tp.works import whole_file
 from dlojz_tp.works.locking import locked
 from dlojz_tp.works.state import folder
 
-WORDS = ("pass", "by catch_up", "fail", "not done")
+WORDS = (*DONE, "by catch_up", "fail", "not done")
 LOCK_S = 5.0  # for another process to write its line
 _here: dict[str, dict[int, str]] = {}  # what this process knows, should the folder not be writable
 _said: set[str] = set()

@@ -6,6 +6,7 @@ that lives on. Processes that leave the family before they end, as the ranks of 
 
 import collections
 import contextlib
+import os
 import re
 import resource
 
@@ -14,6 +15,8 @@ import pytest
 
 from tests.fingerprints import source
 
+KEY = "dlojz/cpu_seconds"
+ALL = {"tests", "solutions", "notebooks"}
 SHOWN = 5.0  # seconds: what costs less is summed up
 COLUMNS = ("answers", "solution", "notebook", "tests")
 
@@ -42,9 +45,17 @@ class Seconds:
     def pytest_testnodedown(self, node, error):
         self.spent.update(getattr(node, "workeroutput", {}).get("cpu_seconds", {}))
 
-    def pytest_sessionfinish(self):
+    def pytest_sessionfinish(self, exitstatus):
         if hasattr(self.config, "workeroutput"):
             self.config.workeroutput["cpu_seconds"] = dict(self.spent)
+        elif self.spent and exitstatus < pytest.ExitCode.INTERRUPTED and self._all() and hasattr(self.config, "cache"):
+            self.config.cache.set(KEY, dict(self.spent))  # `make weight` shows it
+
+    def _all(self) -> bool:
+        """Whether this is what `make test-all` runs: else a part of a work would look like all of it."""
+        option = self.config.option
+        part = option.skip_unchanged or option.keyword or option.markexpr or os.environ.get("DLOJZ_TURN")
+        return set(self.config.args) == ALL and not part
 
     def pytest_terminal_summary(self, terminalreporter):
         rows = collections.defaultdict(collections.Counter)

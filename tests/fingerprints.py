@@ -7,7 +7,6 @@ in strings, all the way down. In doubt something is taken in: a test too many is
 import ast
 import functools
 import hashlib
-import importlib
 import json
 import os
 import platform
@@ -19,10 +18,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from dlojz_tp.judging import checks
 from dlojz_tp.works import source
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "dlojz_tp"
+CHECKS = PACKAGE / "judging" / "checks"
 # a test that says one of these may look at the files of any work; others name their works, or see none
 ANY_WORK = re.compile(r"""\b(SOLUTIONS|NOTEBOOKS|PACKAGE|source\.names\(\))|["'/](solutions|notebooks)\b""")
 MODULE = re.compile(r"dlojz_tp(\.\w+)*\.?")  # a text that names one, or the beginning of one
@@ -121,10 +122,7 @@ def _called(name: str) -> list[str]:
 
 @functools.cache
 def closure(modules: frozenset[str]) -> frozenset[Path]:
-    """The files that modules need, their own and those of the packages that they lie in among them.
-
-    The package of a work's checks gathers them: who needs one of them does not need the others.
-    """
+    """The files that modules need, their own and those of the packages that they lie in among them."""
     waiting, seen, files = set(modules), set(), set()
     while waiting:
         name = waiting.pop()
@@ -135,8 +133,7 @@ def closure(modules: frozenset[str]) -> frozenset[Path]:
             path = file_of(part)
             if path:
                 files.add(path)
-                gathers = part != name and path.parent.parent == PACKAGE / "checks"
-                waiting |= set() if gathers else imported(path) - seen
+                waiting |= imported(path) - seen
     return frozenset(files)
 
 
@@ -163,46 +160,53 @@ def below(*folders: Path) -> frozenset[Path]:
 @functools.cache
 def _judged(work: str, number: int) -> frozenset[Path]:
     """What gives the verdict on an answer to a balise, its check and the probes among it."""
-    course, checks = PACKAGE / "course.py", PACKAGE / "checks" / work.split("_", 1)[1]
-    needed = {_check(checks / "__init__.py", number), "tests.answers.bank", "conftest"}
+    course, folder = PACKAGE / "course.py", CHECKS / work.split("_", 1)[1]
+    needed = {f"dlojz_tp.judging.checks.{folder.name}.balise_{number}", "tests.answers.bank", "conftest"}
     here = {course, PACKAGE / "authoring" / "records.py", ROOT / "tests" / "test_answers.py"}
-    here |= {checks / "mistakes" / f"{number}.json"}
-    others = {path for path in below(checks) if path.suffix != ".py" and path.parent.name != "mistakes"}
+    here |= {folder / "mistakes" / f"{number}.json"}
+    others = {path for path in below(folder) if path.suffix != ".py" and path.parent.name != "mistakes"}
     files = closure(frozenset(needed) | imported(course, lazily=False))
     return files | others | {path for path in here if path.is_file()}
 
 
 @functools.cache
-def _check(gathered: Path, number: int) -> str:
-    """The module that a work's package takes the check of a balise from; itself, if that does not show."""
-    for node in ast.parse(gathered.read_bytes()).body:
-        if isinstance(node, ast.ImportFrom) and any(alias.name == f"balise_{number}" for alias in node.names):
-            return node.module
-    return f"dlojz_tp.checks.{gathered.parent.name}"
-
-
-def _hint(work: str, slug: str | None) -> str:
-    """The text of a hint, which may stand in a module that the check itself does not need."""
-    return str(getattr(importlib.import_module(f"dlojz_tp.checks.{work.split('_', 1)[1]}"), "HINTS", {}).get(slug))
+def _hints(work: str) -> dict[str, str]:
+    """Texts of hints by slug, of all modules of a work's checks: the check that gives one may not need its module."""
+    found = {}
+    for path in (each for each in below(CHECKS / work.split("_", 1)[1]) if each.suffix == ".py"):
+        text = path.read_text(encoding="utf-8")
+        given = (node for node in ast.parse(text).body if isinstance(node, ast.Assign))
+        given = (one for node in given if ast.unparse(node.targets[0]) == "HINTS" for one in ast.walk(node.value))
+        for hints in (one for one in given if isinstance(one, ast.Dict)):
+            values = zip(hints.keys, hints.values)
+            found |= {
+                ast.unparse(key): getattr(value, "value", text) for key, value in values
+            }  # of f"…" the whole file
+    return found
 
 
 def answer(one, lines: dict[str, set[int]]) -> tuple[list[str], frozenset[Path]]:
-    """The texts and the files that the verdict on an answer depends on; lines: of all answers, by file."""
+    """The texts and the files that the verdict on an answer depends on; lines: of all answers to its work, by file."""
     bank = Path(one.file) if one.file else None
     if bank is None or not bank.is_relative_to(ROOT):  # who knows which lines made it
-        modules, texts = frozenset({f"tests.answers.{one.work.split('_', 1)[1]}"}), []
+        modules, texts = _banks(one.work), []
     else:
         rows = _slice(bank, one.line, frozenset(lines[one.file]))
         texts = [row.text for row in rows]
         modules = frozenset().union(*(row.imports for row in rows))
     files = closure(modules)
     asked = modules.union(
-        *(imported(path) for path in files if path.parent.name == "answers" and path.name != "bank.py")
+        *(imported(path) for path in files if ROOT / "tests" / "answers" in path.parents and path.name != "bank.py")
     )
     if any(name.startswith("dlojz_tp.works.source") for name in asked):  # it reads the solutions by itself
         files |= {ROOT / "solutions" / f"{one.work}.py"}
-    texts = [one.work, str(one.balise), str(one.slug), _hint(one.work, one.slug), one.code, *texts]
+    texts = [one.work, str(one.balise), str(one.slug), _hints(one.work).get(repr(one.slug), ""), one.code, *texts]
     return texts, files | _judged(one.work, one.balise)
+
+
+def _banks(work: str) -> frozenset[str]:
+    folder = ROOT / "tests" / "answers" / work.split("_", 1)[1]
+    return frozenset(f"tests.answers.{folder.name}.{path.stem}" for path in folder.glob("*.py"))
 
 
 @dataclass(frozen=True)
@@ -276,10 +280,9 @@ def notebook(path: Path) -> tuple[list[str], frozenset[Path]]:
     work = source.read(written)
     texts += [cell.options + cell.text for cell in work.cells if cell.kind == "code"]
     texts += [balise.title for balise in work.balises.values()]
-    checks = f"dlojz_tp.checks.{work.module}"
-    files = closure(imported(written) | {"dlojz_tp.course", checks, "conftest"})
-    beside = (each for each in below(PACKAGE) if each.suffix != ".py" and PACKAGE / "checks" not in each.parents)
-    own = below(PACKAGE / "checks" / work.module) | below(ROOT / "solutions" / "recorded")
+    files = closure(imported(written) | set(checks.names(work.module)) | {"dlojz_tp.course", "conftest"})
+    beside = (each for each in below(PACKAGE) if each.suffix != ".py" and CHECKS not in each.parents)
+    own = below(CHECKS / work.module) | below(ROOT / "solutions" / "recorded")
     return texts, files.union(beside, own)
 
 
@@ -298,7 +301,7 @@ def unit(path: Path, works: frozenset[str]) -> frozenset[Path]:
 @functools.cache
 def _common() -> frozenset[Path]:
     """The package without what belongs to a single work, and whatever lies beside it."""
-    package = (each for each in below(PACKAGE) if PACKAGE / "checks" not in each.parents)
+    package = (each for each in below(PACKAGE) if CHECKS not in each.parents)
     folders = "tools", "docs", "deploy", "data_scripts", "benchmarks", ".ci"
     beside = below(*(ROOT / name for name in folders), *(ROOT / "tests" / name for name in ("slurm", "browser", "hub")))
     return beside.union(package, (each for each in ROOT.iterdir() if each.is_file() and each.name != ".git"))
@@ -306,9 +309,9 @@ def _common() -> frozenset[Path]:
 
 @functools.cache
 def _of_work(name: str, module: str) -> frozenset[Path]:
-    files = closure(frozenset({f"dlojz_tp.checks.{name[3:]}"})) | below(PACKAGE / "checks" / name[3:])
+    files = closure(frozenset(checks.names(name[3:]))) | below(CHECKS / name[3:])
     if module == "tests.test_answers":
-        files |= closure(frozenset({f"tests.answers.{name[3:]}"}))
+        files |= closure(_banks(name))
     paths = (
         ROOT / "solutions" / f"{name}.py",
         ROOT / "solutions" / f"{name}.ipynb",

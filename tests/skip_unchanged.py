@@ -5,10 +5,13 @@ edits, and the numbers of lines. A notebook is skipped whole or not at all. A pa
 """
 
 import collections
+import functools
 import time
 
 import pytest
 
+from dlojz_tp.authoring import banks
+from dlojz_tp.works import source
 from tests import fingerprints
 
 KEY, DAYS = "dlojz/passed", 60
@@ -21,7 +24,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     fingerprints.machine()  # before libraries write into the environment
-    if fingerprints.source.ROOT == fingerprints.ROOT:  # else the tests look at another checkout than this one
+    if source.ROOT == fingerprints.ROOT:  # else the tests look at another checkout than this one
         config.pluginmanager.register(Skips(config), "skip_unchanged")
 
 
@@ -43,37 +46,42 @@ class Skips:
 
     @pytest.hookimpl(trylast=True)  # after what -k and -m leave out
     def pytest_collection_modifyitems(self, config, items):
-        lines = None
-        notebooks = collections.defaultdict(list)
-        whole = not config.option.keyword and not any("::" in arg for arg in config.args)
-        for item in items:
-            item.print_, item.files = None, ()
-            parameters = item.callspec.params if hasattr(item, "callspec") else {}
-            if item.path.suffix == ".ipynb":
-                notebooks[item.path].append(item)
-                if not whole:  # cells that ran without those before them
-                    continue
-                texts, files = fingerprints.notebook(item.path)
-                texts = [*texts, item.name]
-            elif hasattr(parameters.get("answer"), "slug"):
-                if lines is None:
-                    lines = collections.defaultdict(set)
-                    for one in item.module.ANSWERS:
-                        lines[one.file].add(one.line)
-                texts, files = fingerprints.answer(parameters["answer"], lines)
-            else:
-                given = (getattr(value, "name", value) for value in parameters.values())
-                works = frozenset(value for value in given if value in fingerprints.source.names())
-                texts, files = [item.nodeid], fingerprints.unit(item.path, works)
-            item.print_, item.files = fingerprints.of([item.path.parent.name, *texts], files), files
-            item.user_properties.append(("fingerprint", item.print_))
+        self.whole = not config.option.keyword and not any("::" in arg for arg in config.args)
         if config.option.skip_unchanged:
+            notebooks = collections.defaultdict(list)
+            for item in items:
+                self._note(item)
+                if item.path.suffix == ".ipynb":
+                    notebooks[item.path].append(item)
             again = {path for path, cells in notebooks.items() if any(cell.print_ not in self.known for cell in cells)}
             unchanged = [item for item in items if item.print_ in self.known and item.path not in again]
             self.left_out = dict(collections.Counter(map(_kind, unchanged)))
             left_out = set(map(id, unchanged))
             items[:] = [item for item in items if id(item) not in left_out]
             config.hook.pytest_deselected(items=unchanged)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item):
+        """Where nothing is left out, only the process that runs a test asks what it depends on."""
+        if not hasattr(item, "files"):
+            self._note(item)
+
+    def _note(self, item):
+        item.print_, item.files = None, ()
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        if item.path.suffix == ".ipynb":
+            if not self.whole:  # cells that ran without those before them
+                return
+            texts, files = fingerprints.notebook(item.path)
+            texts = [*texts, item.name]
+        elif hasattr(parameters.get("answer"), "slug"):
+            texts, files = fingerprints.answer(parameters["answer"], _lines(parameters["answer"].work))
+        else:
+            given = (getattr(value, "name", value) for value in parameters.values())
+            works = frozenset(value for value in given if value in source.names())
+            texts, files = [item.nodeid], fingerprints.unit(item.path, works)
+        item.print_, item.files = fingerprints.of([item.path.parent.name, *texts], files), files
+        item.user_properties.append(("fingerprint", item.print_))
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item, call):
@@ -113,6 +121,15 @@ class Skips:
                 f"not run again: {counts}. They passed here, and nothing that they depend on has changed since; "
                 "make test-all runs everything."
             )
+
+
+@functools.cache
+def _lines(work: str) -> dict[str, set[int]]:
+    """The lines of all answers to a work, by file."""
+    lines = collections.defaultdict(set)
+    for one in banks.of(source.find(work)).answers:
+        lines[one.file].add(one.line)
+    return lines
 
 
 def _kind(item) -> str:

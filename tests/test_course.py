@@ -13,9 +13,10 @@ from nbclient import NotebookClient
 
 from dlojz_tp import course, progress
 from dlojz_tp.cards import render
-from dlojz_tp.checking import Verdict, Wrong, judge, merged
 from dlojz_tp.commands import lab, reset
-from dlojz_tp.grading import command
+from dlojz_tp.judging import checks
+from dlojz_tp.judging.checking import Verdict, Wrong, verdict_of
+from dlojz_tp.judging.grading import command
 from dlojz_tp.works import balise, source, state
 
 HINTS = {"too-small": "It is {size}, add one."}
@@ -28,7 +29,7 @@ def own_state(tmp_path, monkeypatch):
 
 
 def judged(check, answer=None, **options):
-    return judge(check, (answer,), number=1, title="Try", hints=HINTS, **options)
+    return verdict_of(check, (answer,), number=1, title="Try", hints=HINTS, **options)
 
 
 def run_cells(tmp_path, *cells, errors=False):
@@ -40,6 +41,65 @@ def run_cells(tmp_path, *cells, errors=False):
         assert errors or not [o for o in cell.outputs if o.output_type == "error"]
         texts.append("".join(o.get("text", "") or o.get("data", {}).get("text/plain", "") for o in cell.outputs))
     return texts, notebook
+
+
+HOLE = "def memory_model(peaks, capacity):\n    todo(6)"
+STOP = "import os, signal, threading\nthreading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+NOTEBOOKS = {
+    "unfinished": (
+        "from dlojz_tp import course, todo, launch\ntp = course.open('00_welcome')",
+        "def distributed_sum(values):\n    todo(2)",
+        "tp.check(2, distributed_sum)",
+        "total = distributed_sum(1)",
+        "print(total)",
+        "double = 2 * total",
+        "print(double)",
+        "launch.ranks(distributed_sum, 1, n=2)",
+        "total = 3",
+        "print(total)",
+    ),
+    "interrupted": (
+        "from dlojz_tp import course, launch\nimport time\ntp = course.open('00_welcome')",
+        "def forever():\n    time.sleep(60)\nlaunch.ranks(len, 'a', n=2)",
+        STOP + "launch.ranks(forever, n=2, timeout=80)",
+        STOP + "tp.check(1, forever)",
+        STOP + "forever()",
+    ),
+    "further": (
+        "import math\nfrom dlojz_tp import course, todo\ntp = course.open('01_gpu_acceleration')",
+        HOLE,
+        "tp.catch_up('further')",
+        HOLE,
+        "tp.check(6, memory_model)",
+        "print(memory_model({1: 3, 2: 5}, 11)[2])",
+        "def training_step():\n    todo(2)",
+        "training_step()",
+        HOLE.replace("todo(6)", "raise KeyError"),
+        "try:\n    memory_model({}, 0)\nexcept KeyError:\n    print('own')",
+        "tp.progress()",
+        HOLE,
+        "tp.catch_up(1)",
+        "tp.check(6, memory_model)",
+    ),
+    "others": ("from dlojz_tp import course\ntp = course.open('00_welcome')", "undefined_name"),
+}
+
+
+@pytest.fixture(scope="module")
+def in_one_kernel(tmp_path_factory):
+    """{name: what its cells show, and the cells}: a kernel takes ten seconds to start, so that all have the same."""
+    folder, cells = (
+        tmp_path_factory.mktemp("one"),
+        [cell for each in NOTEBOOKS.values() for cell in ("%reset -f", *each)],
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("DLOJZ_STATE", str(folder / "state"))
+        texts, notebook = run_cells(folder, *cells, errors=True)
+    found, begin = {}, 0
+    for name, each in NOTEBOOKS.items():
+        mine = slice(begin + 1, begin + 1 + len(each))
+        found[name], begin = (texts[mine], notebook.cells[mine]), mine.stop
+    return found
 
 
 def test_a_check_passes_and_fails_with_its_hint():
@@ -67,11 +127,12 @@ def test_a_hint_whose_field_is_missing_is_shown_without_it(monkeypatch):
     assert judged(check).hint == "It is …, add one."
 
 
-def test_a_name_of_a_hint_is_given_once():
+def test_a_name_of_a_hint_is_given_once(monkeypatch):
     first, second = SimpleNamespace(HINTS={"a": "1", "b": "2"}), SimpleNamespace(HINTS={"b": "3"}, __name__="second")
-    assert merged(first) == first.HINTS
-    with pytest.raises(ValueError, match="second: another module has hints of these names too: b"):
-        merged(first, second)
+    monkeypatch.setattr(checks, "modules", lambda work: [first, second][: len(work)])
+    assert checks.hints("w") == first.HINTS
+    with pytest.raises(ValueError, match="second has hints that another module has too: b"):
+        checks.hints("wo")
 
 
 @pytest.mark.parametrize(
@@ -293,21 +354,9 @@ def test_a_number_names_a_work(capsys):
     assert command.main(["09", "missing.py"]) == 2 and "cannot be read" in capsys.readouterr().err
 
 
-def test_an_unfinished_notebook_stays_calm(tmp_path):
-    os.environ["DLOJZ_STATE"] = str(tmp_path)
-    texts, notebook = run_cells(
-        tmp_path,
-        "from dlojz_tp import course, todo, launch\ntp = course.open('00_welcome')",
-        "def distributed_sum(values):\n    todo(2)",
-        "tp.check(2, distributed_sum)",
-        "total = distributed_sum(1)",
-        "print(total)",
-        "double = 2 * total",
-        "print(double)",
-        "launch.ranks(distributed_sum, 1, n=2)",
-        "total = 3",
-        "print(total)",
-    )
+def test_an_unfinished_notebook_stays_calm(in_one_kernel):
+    texts, cells = in_one_kernel["unfinished"]
+    assert not [output for cell in cells for output in cell.outputs if output.output_type == "error"]
     calm = "balise 2 is not done yet: sum a tensor over ranks"
     assert all(calm in texts[i] for i in (2, 3, 4, 5, 6, 7))
     assert texts[9].strip() == "3"
@@ -353,26 +402,9 @@ def test_an_older_answer_is_not_judged_silently(tmp_path, monkeypatch):
     assert "by catch_up" in texts[16] and "tp.check(1, describe_machine)" in texts[17]
 
 
-def test_what_is_further_is_filled_until_it_is_written(tmp_path):
-    hole = "def memory_model(peaks, capacity):\n    todo(6)"
-    own = hole.replace("todo(6)", "raise KeyError")
-    texts, _ = run_cells(
-        tmp_path,
-        "import math\nfrom dlojz_tp import course, todo\ntp = course.open('01_gpu_acceleration')",
-        hole,
-        "tp.catch_up('further')",
-        hole,
-        "tp.check(6, memory_model)",
-        "print(memory_model({1: 3, 2: 5}, 11)[2])",
-        "def training_step():\n    todo(2)",
-        "training_step()",
-        own,
-        "try:\n    memory_model({}, 0)\nexcept KeyError:\n    print('own')",
-        "tp.progress()",
-        hole,
-        "tp.catch_up(1)",
-        "tp.check(6, memory_model)",
-    )
+def test_what_is_further_is_filled_until_it_is_written(in_one_kernel):
+    texts, cells = in_one_kernel["further"]
+    assert not [output for cell in cells for output in cell.outputs if output.output_type == "error"]
     assert texts[1] == "" and "core is balises 2, 3, 5" in texts[2]
     assert "balise 6 is further" in texts[3] and "write yours at todo(6)" in texts[4]
     assert texts[5].strip() == "5" and texts[6] == "" and "balise 2 is not done yet" in texts[7]
@@ -381,25 +413,14 @@ def test_what_is_further_is_filled_until_it_is_written(tmp_path):
     assert "write yours at todo(6)" in texts[13], "the answers of earlier balises change nothing for this one"
 
 
-def test_an_interrupted_launch_is_one_line(tmp_path):
-    stop = "import os, signal, threading\nthreading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
-    texts, notebook = run_cells(
-        tmp_path,
-        "from dlojz_tp import course, launch\nimport time\ntp = course.open('00_welcome')",
-        "def forever():\n    time.sleep(60)\nlaunch.ranks(len, 'a', n=2)",
-        stop + "launch.ranks(forever, n=2, timeout=80)",
-        stop + "tp.check(1, forever)",
-        stop + "forever()",
-        errors=True,
-    )
+def test_an_interrupted_launch_is_one_line(in_one_kernel):
+    texts, cells = in_one_kernel["interrupted"]
     assert texts[2].strip() == "… interrupted: the ranks were ended"
     assert texts[3].strip() == "… interrupted: the balise was not judged"
-    kinds = [[output.output_type for output in cell.outputs] for cell in notebook.cells[2:]]
+    kinds = [[output.output_type for output in cell.outputs] for cell in cells[2:]]
     assert kinds == [["display_data"], ["display_data"], ["error"]], "the trainee's own loops keep their traceback"
 
 
-def test_other_errors_stay_errors(tmp_path):
-    from nbclient.exceptions import CellExecutionError
-
-    with pytest.raises(CellExecutionError, match="undefined_name"):
-        run_cells(tmp_path, "from dlojz_tp import course\ntp = course.open('00_welcome')", "undefined_name")
+def test_other_errors_stay_errors(in_one_kernel):
+    (error,) = in_one_kernel["others"][1][1].outputs
+    assert (error.output_type, error.ename) == ("error", "NameError") and "undefined_name" in error.evalue

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp import launch
-from dlojz_tp.checks.ddp import script_run
+from dlojz_tp.judging.checks.ddp import script_run
 from dlojz_tp.works import source
 
 CASE = {"nodes": 1, "gpus_per_node": 2, "cpus_per_gpu": 3, "minutes": 5, "command": "python train.py"}

@@ -27,8 +27,8 @@ def test_environments_agree():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pip = dict(split(r) for r in project["dependencies"])
     for name, extra in project["optional-dependencies"].items():
-        # in an environment of its own; what only `make test-browser` needs; for anyone who uses MLflow already
-        if name not in ("hub", "browser", "tracking", "weights"):
+        # in an environment of its own; for `make test-browser`, `slides` or `site` alone; for those who use MLflow
+        if name not in ("hub", "browser", "slides", "site", "tracking", "weights"):
             pip |= dict(split(r) for r in extra)
     listed = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     (part,) = (part["pip"] for part in listed if isinstance(part, dict))

@@ -5,6 +5,7 @@ import pytest
 from dlojz_tp import course, frameworks, recorded
 from dlojz_tp.authoring import records
 from dlojz_tp.cards import render
+from dlojz_tp.judging import checks
 from dlojz_tp.works import source
 
 
@@ -17,7 +18,7 @@ def without(monkeypatch):
         frameworks.need("torch", "no_such_library")
         yield "something"
 
-    monkeypatch.setattr(course.checks_of(work), "balise_1", check)
+    monkeypatch.setattr(checks, "check", lambda work, number: check)
     return work
 
 

@@ -30,8 +30,8 @@ CASES = [  # work, balise, what is changed in the solution, what the hint must s
 
 @pytest.mark.parametrize("work, balise, changes, said", [(w, n, c, said) for w, n, *c, said in CASES])
 def test_a_hint_says_what_was_seen(work, balise, changes, said):
-    bank = Bank(source.full_name(work), whole=True)
-    bank.slip(balise, "general", *changes)
+    bank = Bank(source.full_name(work), balise, whole=True)
+    bank.slip("general", *changes)
     verdict = course.judge(source.find(bank.work), balise, bank.answers[0].answers)
     assert verdict.verdict == "fail" and said in verdict.hint, verdict.hint
     assert "…" not in verdict.hint, "a field is missing"

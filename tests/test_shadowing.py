@@ -26,7 +26,7 @@ def folder(tmp_path):
 def python(folder, *words, **settings):
     command = [sys.executable, *words]
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | settings
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
 
 
 def test_which_file_hides_which_module(folder):
@@ -51,7 +51,7 @@ def test_the_child_that_judges_does_not_read_them(folder):
     (folder / "helper.py").write_text("import random\n")  # the trainee's own module is still found there
     ran = python(folder, "-m", "dlojz_tp", "check", "00", "answers.py", "--balise", "1", "--json")
     (row,) = json.loads(ran.stdout)
-    assert 0 <= float(row["got"]) < 1 and "keys device" in row["hint"], row
+    assert row["got"] == "float" and "keys device" in row["hint"], row  # Python's own random was found
 
 
 def test_a_program_and_a_kernel_are_told_before_anything_fails(folder):

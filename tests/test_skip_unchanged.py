@@ -13,8 +13,13 @@ from tests import fingerprints
 
 HERE = [
     "conftest.py",
+    "dlojz_tp/authoring/banks.py",
+    "dlojz_tp/judging/checks/__init__.py",
+    "dlojz_tp/works/cells.py",
+    "dlojz_tp/works/running.py",
     "dlojz_tp/works/source.py",
-    *(f"tests/{name}.py" for name in ("__init__", "cpu_seconds", "fingerprints", "skip_unchanged", "test_answers")),
+    *(f"tests/{name}.py" for name in ("__init__", "chosen_works", "cpu_seconds", "fingerprints", "skip_unchanged")),
+    "tests/test_answers.py",
     "tests/answers/bank.py",
 ]
 MADE = {
@@ -26,42 +31,46 @@ MADE = {
     "dlojz_tp/works/__init__.py": "",
     "dlojz_tp/authoring/__init__.py": "notebooks = None",
     "dlojz_tp/authoring/records.py": "def numbers(work): return []\n\ndef record(*given): return None\n",
-    "dlojz_tp/checking/__init__.py": "",
-    "dlojz_tp/checking/mistakes.py": "def load(*given): return {'mistakes': []}\n",
-    "dlojz_tp/grading/__init__.py": "command = slicing = None",
+    "dlojz_tp/judging/__init__.py": "",
+    "dlojz_tp/judging/checking/__init__.py": "",
+    "dlojz_tp/cards/__init__.py": "",
+    "dlojz_tp/cards/verdict.py": "EDGE = 'not yet robust'",
+    "dlojz_tp/judging/checking/mistakes.py": """
+        def load(*given): return {'mistakes': []}
+
+        def edges(*given): return {}
+    """,
+    "dlojz_tp/judging/grading/__init__.py": "command = slicing = None",
     "dlojz_tp/course.py": """
-        import importlib
         from types import SimpleNamespace
 
-        def judge(work, number, answers):
-            slug = getattr(importlib.import_module("dlojz_tp.checks.made"), f"balise_{number}")(*answers)
-            return SimpleNamespace(slug=slug, verdict="pass", hint="", expected="", got="", details="")
-    """,
-    "dlojz_tp/checks/__init__.py": "",
-    "dlojz_tp/checks/made/__init__.py": """
-        from dlojz_tp.checks.made.sums import balise_1
-        from dlojz_tp.checks.made.totals import balise_2
+        from dlojz_tp.judging import checks
 
-        HINTS = {"no-sum": "This is not the sum."}
+        def judge(work, number, answers):
+            slug = checks.check("made", number)(*answers)
+            word = "fail" if slug else "pass"
+            return SimpleNamespace(slug=slug, verdict=word, hint="", expected="", got="", details="")
     """,
-    "dlojz_tp/checks/made/sums.py": """
-        from dlojz_tp.checks.made.values import GIVEN
-        from dlojz_tp import probes
+    "dlojz_tp/judging/checks/made/__init__.py": "",
+    "dlojz_tp/judging/checks/made/words.py": 'HINTS = {"no-sum": "This is not the sum."}',
+    "dlojz_tp/judging/checks/made/balise_1.py": """
+        from dlojz_tp.judging.checks.made.values import GIVEN
+        from dlojz_tp.judging import probes
 
         def balise_1(answer):
             return None if probes.near(answer(*GIVEN), 5) else "no-sum"
     """,
-    "dlojz_tp/checks/made/totals.py": """
-        from dlojz_tp.checks.made import values
-        from dlojz_tp import probes
+    "dlojz_tp/judging/checks/made/balise_2.py": """
+        from dlojz_tp.judging.checks.made import values
+        from dlojz_tp.judging import probes
 
         PROGRAM = "import sys; from dlojz_tp.room import begun; begun.main(sys.argv)"
 
         def balise_2(answer):
             return None if probes.near(answer(values.GIVEN), 5) else "no-sum"
     """,
-    "dlojz_tp/checks/made/values.py": "GIVEN = [2, 3]",
-    "dlojz_tp/probes/__init__.py": """
+    "dlojz_tp/judging/checks/made/values.py": "GIVEN = [2, 3]",
+    "dlojz_tp/judging/probes/__init__.py": """
         def near(x, y):
             from dlojz_tp.numbers import distance
             return distance(x, y) < 1e-6
@@ -92,21 +101,27 @@ MADE = {
         tp.check(2, add_all)
     """,
     "tests/answers/__init__.py": "",
-    "tests/answers/made.py": """
+    "tests/answers/made/__init__.py": "",
+    "tests/answers/made/balise_1.py": """
         from tests.answers.bank import Bank
 
-        bank = Bank("00_made", whole=True)
-        bank.slip(1, None, ("a + b", "b + a"))
-        bank.slip(2, None, ("total = ZERO", "total = 0"))
+        bank = Bank("00_made", 1, whole=True)
+        bank.slip(None, ("a + b", "b + a"))
 
         def helper(a, b):
             return a - b
 
-        @bank.wrong(1, "no-sum")
+        @bank.wrong("no-sum")
         def add(a, b):
             return helper(a, b)
+    """,
+    "tests/answers/made/balise_2.py": """
+        from tests.answers.bank import Bank
 
-        @bank.wrong(2, "no-sum")
+        bank = Bank("00_made", 2, whole=True)
+        bank.slip(None, ("total = ZERO", "total = 0"))
+
+        @bank.wrong("no-sum")
         def add_all(values):
             return values[0]
     """,
@@ -130,9 +145,9 @@ def course(tmp_path_factory):
     return root
 
 
-def run(root, *arguments, status=0):
+def run(root, *arguments, status=0, skip=("--skip-unchanged",)):
     """The tests that run with --skip-unchanged, as "1-no-sum"; each that runs and passes is noted."""
-    words = [sys.executable, "-m", "pytest", "-v", "-p", "no:nbval", "-p", "no:anyio", "--skip-unchanged", *arguments]
+    words = [sys.executable, "-m", "pytest", "-v", "-p", "no:nbval", "-p", "no:anyio", *skip, *arguments]
     done = subprocess.run(
         [*words, "-k", "00_made-1 or 00_made-2 or test_other"], cwd=root, capture_output=True, text=True, timeout=120,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"},
@@ -158,13 +173,15 @@ def edited(path, change):
 @pytest.mark.parametrize(
     ("file", "old", "new", "ran"),
     [
-        pytest.param("tests/answers/made.py", "values[0]", "values[1]", {"2-no-sum"}, id="an answer"),
-        pytest.param("tests/answers/made.py", '"b + a"', '"0 + b + a"', {"1-right"}, id="a slip"),
-        pytest.param("tests/answers/made.py", "a - b", "b - a", {"1-no-sum"}, id="what an answer uses"),
-        pytest.param("tests/answers/made.py", "bank = ", "\n\nbank = ", set(), id="lines above"),
-        pytest.param("dlojz_tp/checks/made/sums.py", "answer(*", "answer( *", {"1-right", "1-no-sum"}, id="a check"),
-        pytest.param("dlojz_tp/checks/made/values.py", "2, 3", "3, 2", SLIPS | WRONG, id="what checks share"),
-        pytest.param("dlojz_tp/checks/made/__init__.py", "sum.", "sum!", SLIPS | WRONG, id="where checks are gathered"),
+        pytest.param("tests/answers/made/balise_2.py", "values[0]", "values[1]", {"2-no-sum"}, id="an answer"),
+        pytest.param("tests/answers/made/balise_1.py", '"b + a"', '"0 + b + a"', {"1-right"}, id="a slip"),
+        pytest.param("tests/answers/made/balise_1.py", "a - b", "b - a", {"1-no-sum"}, id="what an answer uses"),
+        pytest.param("tests/answers/made/balise_1.py", "bank = ", "\n\nbank = ", set(), id="lines above"),
+        pytest.param(
+            "dlojz_tp/judging/checks/made/balise_1.py", "answer(*", "answer( *", {"1-right", "1-no-sum"}, id="a check"
+        ),
+        pytest.param("dlojz_tp/judging/checks/made/values.py", "2, 3", "3, 2", SLIPS | WRONG, id="what checks share"),
+        pytest.param("dlojz_tp/judging/checks/made/words.py", "sum.", "sum!", WRONG, id="a hint that is elsewhere"),
         pytest.param("dlojz_tp/numbers.py", "x - y", "y - x", SLIPS | WRONG | {"other"}, id="a probe far away"),
         pytest.param("dlojz_tp/room/begun.py", "pass", "1", {"2-right", "2-no-sum", "other"}, id="what a text starts"),
         pytest.param("dlojz_tp/other.py", "", "x = 1\n", {"other"}, id="what no check imports"),
@@ -180,6 +197,12 @@ def test_an_edit_runs_again_what_depends_on_it(course, file, old, new, ran):
 
 def test_what_passed_is_not_run_again(course):
     assert run(course) == set()
+
+
+def test_a_run_that_leaves_nothing_out_notes_what_passed(course):
+    with edited(course / "dlojz_tp/numbers.py", lambda text: text.replace("x - y", "y - x")):
+        assert run(course, "-n", "2", skip=()) == SLIPS | WRONG | {"other"}
+        assert run(course) == set()
 
 
 def test_a_failed_test_is_run_again(course):

@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 
-from dlojz_tp.grading import slicing
+from dlojz_tp.judging.grading import slicing
 from dlojz_tp.works import source
 from tests.test_grading import RIGHT, write
 
@@ -59,7 +59,7 @@ from pathlib import Path
 from dlojz_tp import course
 tp = course.open("00_welcome")
 tp.catch_up(1)
-from dlojz_tp.grading import command
+from dlojz_tp.judging.grading import command
 print(course.__file__, command.judge_file(tp.work, Path({str(write(tmp_path, RIGHT))!r}), 1).verdict)
 """
     done = subprocess.run(

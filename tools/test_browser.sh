@@ -24,4 +24,4 @@ trap finish EXIT
 trap 'exit 130' INT TERM
 export DLOJZ_BROWSER DLOJZ_SCREENS
 # --foreground: Ctrl-C reaches the tests
-TMPDIR=$folder DLOJZ_RUN=$folder timeout --foreground 1500 "$python" -m pytest --timeout 600 -p tests.browser.screens --tb=short --durations 8 tests/browser "$@"
+TMPDIR=$folder DLOJZ_RUN=$folder timeout --foreground 1800 "$python" -m pytest --timeout 600 -p tests.browser.screens --tb=short --durations 8 tests/browser "$@"

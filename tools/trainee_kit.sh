@@ -8,7 +8,7 @@ mkdir -p "$(dirname "$archive")"
 trap 'rm -f "$archive.partial"' EXIT
 git archive --prefix=dlojz-tp/ -o "$archive.partial" --format=tar HEAD -- \
   LICENSE Makefile README.md environment.yml pyproject.toml data_scripts dlojz_tp notebooks solutions/recorded \
-  docs ':(exclude)docs/instructor.md'
+  docs ':(exclude)docs/instructor.md' ':(exclude)docs/site'
 tar --append --file "$archive.partial" --transform 's,^,dlojz-tp/data/,' --owner=0 --group=0 -C "$data" \
   photo_patches code_text search_table photo_cells pretrained
 mv "$archive.partial" "$archive"

@@ -42,7 +42,7 @@ def test_two_at_once(hub, folder, trainees, new_page):
     assert traces.open_doors(str(folder)) == []
 
     one, other = trainees
-    for name, code, mark in ((one, WRONG, "✗"), (one, RIGHT, "✓"), (other, WRONG, "✗")):
+    for name, code, mark in ((one, WRONG, "✗"), (one, RIGHT, "★"), (other, WRONG, "✗")):
         answer = seeing.cell(pages[name], "def describe_machine():")
         seeing.write(pages[name], answer, code)
         seeing.run(pages[name], answer)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slurm
 ROOT = Path(__file__).parent.parent.parent
 
 
-def until(condition, seconds: float = 30.0) -> None:
+def until(condition, seconds: float = 90.0) -> None:
     """Wait until a condition holds."""
     limit = time.monotonic() + seconds
     while not condition():
