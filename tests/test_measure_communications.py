@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dlojz_tp import launch, measure
+from dlojz_tp.judging.pretend_gpu import pretend_gpu
 
 
 def entries(found, kind):
@@ -134,3 +135,17 @@ def scattered():
 
 def test_a_functional_reduce_scatter_hands_in_what_is_scattered():
     assert launch.ranks(scattered, n=2) == [[("reduce_scatter", 32)]] * 2
+
+
+def called_back_late():
+    with pretend_gpu():
+        with measure.Communications("cuda") as log, log.phase("forward"):
+            torch.ones(3, device="cuda")
+        # a thread of PyTorch's makes callbacks, this one after the CPU has waited for the GPU
+        log._let_call_back = lambda: log._found[0].update(end=log._stamp())
+        return log.entries()
+
+
+def test_a_callback_after_the_wait_is_waited_for_on_a_gpu():
+    (entry,) = launch.ranks(called_back_late, n=1)[0]
+    assert entry["end"] > entry["start"]

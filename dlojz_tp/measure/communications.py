@@ -111,12 +111,15 @@ class Communications(TorchDispatchMode):
             this rank, for "recv" taken out) and ``peer`` (the other rank of a message, else None). What is not
             complete yet has ``end`` None.
         """
-        if self._device.type == "cuda":
+        gpu = self._device.type == "cuda"
+        if gpu:
             synchronize(self._device)
         self._let_call_back()
         rank = dist.get_rank() if dist.is_initialized() else 0
         with self._lock:
             found = [dict(entry) for entry in self._found]
+        if gpu:  # a callback may have recorded its event after the first wait
+            synchronize(self._device)
         return [
             {"rank": rank, **entry, "start": self._seconds(entry["start"]), "end": self._seconds(entry.get("end"))}
             for entry in found
