@@ -55,8 +55,9 @@ class Look:
 
     claim: what is looked at, a line of the verdict; "" belongs to the line above. see: a key of the observation, or a
     function of it. due: the truth, or a function of `at`. hint: the slug where it does not hold, or a function of
-    (seen, due) that returns it. holds(seen, due): whether it does; default `same`. fields(seen, due): for the hint's
-    {fields}; "expected", "got" and "where" in it replace the whole values in the verdict.
+    (seen, due) that returns it. holds(seen, due): whether it does; default `same`. fields: for the hint's {fields}, a
+    dictionary, or a function of (seen, due) that returns one; or the name of the one field that is what was seen.
+    "expected", "got" and "where" in it replace the whole values in the verdict.
     """
 
     claim: str
@@ -65,7 +66,7 @@ class Look:
     hint: str | Callable
     _: KW_ONLY
     holds: Callable = None
-    fields: Callable = lambda seen, due: {}
+    fields: Callable | dict | str | None = None
 
     def seen(self, observed):
         """What is compared."""
@@ -102,7 +103,7 @@ def judged(looks: list[Look], observe: Callable, *answers, at=None, where: str =
             continue
         slug = look.hint(seen, due) if callable(look.hint) else look.hint
         said = silent(seen, due) if isinstance(due, bool) else {"expected": due, "got": seen}
-        wrong = Wrong(slug, **said | {"where": where} | look.fields(seen, due))
+        wrong = Wrong(slug, **said | {"where": where} | filled(look.fields, seen, due))
         if isinstance(look, Value):
             sketches = {"seen": mistakes.sketch(seen), "due": mistakes.sketch(due)}
             wrong.evidence = {"look": f"{line} {below}" if below else line, "at": at} | sketches
@@ -139,6 +140,13 @@ def says_so_itself(value) -> bool:
     """Whether what a value equals is decided by code that neither Python nor a library brings: an answer's own."""
     equal = type(value).__eq__
     return isinstance(equal, FunctionType) and stacks.is_trainee(equal.__code__.co_filename)
+
+
+def filled(fields, seen, due) -> dict:
+    """What a look's `fields` says of these."""
+    if isinstance(fields, str):
+        return {fields: seen}
+    return fields(seen, due) if callable(fields) else fields or {}
 
 
 def within(most: float) -> Callable:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from dlojz_tp.judging.checking.looks import Look, judged, same, silent
+from dlojz_tp.judging.checking.looks import Look, filled, judged, same, silent
 from dlojz_tp.judging.probes.ranks import world_after_world
 
 
@@ -23,7 +23,7 @@ def judged_on_ranks(looks: list[Look], observe: Callable, *answers, **more) -> I
         yield from judged(here, lambda seen=ranks: seen, at=size, where=f"{size} rank{'s' * (size > 1)}")
 
 
-def each_rank(claim, key, due, hint, *, holds=same, fields=lambda got, due: {}) -> Look:
+def each_rank(claim, key, due, hint, *, holds=same, fields=None) -> Look:
     """A Look that holds on every rank: holds(got, due); hint, fields: as for Look, of the first rank where it does not.
 
     Further fields of the hint are rank, size, expected, got.
@@ -35,7 +35,7 @@ def each_rank(claim, key, due, hint, *, holds=same, fields=lambda got, due: {}) 
     def all_fields(seen, due):
         rank, size = first(seen, due), len(seen)
         about = {"rank": rank, "size": size, "expected": due, "got": seen[rank], "where": f"rank {rank} of {size}"}
-        return about | fields(seen[rank], due)
+        return about | filled(fields, seen[rank], due)
 
     slug = (lambda seen, due: hint(seen[first(seen, due)], due)) if callable(hint) else hint
     return Look(claim, key, due, slug, holds=lambda seen, due: first(seen, due) is None, fields=all_fields)

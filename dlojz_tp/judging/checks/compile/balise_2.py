@@ -145,9 +145,9 @@ def looks(claim, case):
     return [
         Look(claim, f"{case.name}: lost", "", "result-lost"),
         Look(claim, f"{case.name}: form", "(unfused, fused)", "not-two-numbers"),
-        Look(claim, f"{case.name}: runs", 1, "ran-again", holds=at_most, fields=lambda seen, due: {"n": seen}),
-        Look(claim, f"{case.name}: inputs", True, "inputs-spoilt", fields=lambda seen, due: where),
-        Look(claim, f"{case.name}: result", case.result, "result-spoilt", fields=lambda seen, due: where,
+        Look(claim, f"{case.name}: runs", 1, "ran-again", holds=at_most, fields="n"),
+        Look(claim, f"{case.name}: inputs", True, "inputs-spoilt", fields=where),
+        Look(claim, f"{case.name}: result", case.result, "result-spoilt", fields=where,
              holds=lambda seen, due: seen is due or torch.equal(seen, due)),
         Look(claim, f"{case.name}: moved", (case.unfused, case.fused), functools.partial(why, case), fields=bytes_of),
     ]  # fmt: skip

@@ -188,7 +188,7 @@ def looks_at(scene, claim="", unknown="logits-differ", most=1e-4):
 
     return [
         Value(claim, f"{scene}: logits", TRUTH[scene]["logits"], of_logits, holds=within(most),
-              fields=lambda *_: {"where": scene}),
+              fields={"where": scene}),
         Look("", f"{scene}: gradients", TRUTH[scene]["gradients"], of_gradients, holds=lambda *pair: not odd(*pair),
              fields=lambda *pair: {"where": f"{scene}: gradient of {odd(*pair)}"} | silent(*pair)),
     ]  # fmt: skip
@@ -196,7 +196,7 @@ def looks_at(scene, claim="", unknown="logits-differ", most=1e-4):
 
 LOOKS = [
     Look("Chatty's layers, and the buffer `peak`", "layers", "", "layers-differ",
-         fields=lambda seen, _: {"error": seen}),
+         fields="error"),
     Look("", "buffers", {"peak": ()}, "no-buffer", holds=lambda seen, _: seen.get("peak") == ()),
     Look("", "more", [], "more-state", fields=lambda seen, _: {"what": ", ".join(seen)}),
     *looks_at("8 rows", "Chatty's logits and gradients, for ordinary and for tiny numbers"),

@@ -127,7 +127,7 @@ def looks_at(claim, where):
 def looks(claim):
     return [
         *(look for where in SCENES for look in looks_at(claim, where)),
-        Look("", "real", True, "real-nan-hidden", fields=lambda *_: {"where": "NaN at a real position"}),
+        Look("", "real", True, "real-nan-hidden", fields={"where": "NaN at a real position"}),
         *(Look("", f"gradients, {fill}", gradients(row_by_row, fill), of_gradients, holds=within(1e-6),
                fields=lambda seen, due: {"what": ("x", "query")[odd(seen, due)]}) for fill in (None, torch.nan)),
     ]  # fmt: skip

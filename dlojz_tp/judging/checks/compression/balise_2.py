@@ -157,7 +157,7 @@ LOOKS = [
     Value("", "extremes", EXTREMES, "wrong-extremes"),
     Look("a scale and a zero point for each channel", "pairs", [2] * len(WAYS), "not-a-pair"),
     Look("", "affine form", [["float32 (8, 1)", "int32 (8, 1)"]] * len(WAYS), "affine-form",
-         fields=lambda seen, due: {"shape": "(8, 1)"}),
+         fields={"shape": "(8, 1)"}),
     Look("scales, relative to the true ones", only_the_narrow, False, "least-scale", fields=silent),
     Value("", "scales", ONES, "wrong-scale"),
     Value("zero points", "zeros", ZEROS, "wrong-zero"),

@@ -186,7 +186,7 @@ LOOKS = [
 ]  # fmt: skip
 for name, make in OPTIMIZERS.items():
     LOOKS += [
-        Look(f"{name}: zeros stay", f"{name} zeros", 0, "zeros-come-back", fields=lambda seen, due: {"n": seen}),
+        Look(f"{name}: zeros stay", f"{name} zeros", 0, "zeros-come-back", fields="n"),
         Look("in the optimizer's states too", f"{name} left", [], "states-stay", fields=lambda seen, due: {"names": ", ".join(seen)}),
         Value("the remaining weights learn as if the rest did not exist", name, smaller(make), "survivors"),
     ]  # fmt: skip

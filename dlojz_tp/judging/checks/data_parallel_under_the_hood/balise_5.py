@@ -196,7 +196,7 @@ LOOKS = [
             ("weights-changed", {}) if any(step["changed"] for step in ranks[rank]["steps"]) else None),
     on_each("a few all-reduces of buckets, the first long before backward ends", early),
     Look("backward ends even if another rank has not begun: nothing blocks in it", lambda ranks: ranks[-1]["others ended"],
-         True, "blocking", fields=lambda *_: {"where": "rank 0"}),
+         True, "blocking", fields={"where": "rank 0"}),
     *map(step_is_mean, (1, 2, 3)),
     on_each("", handles),
     nothing_overwritten(lambda got: sum(step["overwritten"] for step in got["steps"])),

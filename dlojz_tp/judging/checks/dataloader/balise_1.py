@@ -227,7 +227,7 @@ def _damage(claim, what):
 
     return [
         Look(claim, what, "named", lambda seen, _: DAMAGES[seen[0]], holds=_is_named, fields=fields),
-        Look("", ("after", what), True, "wrong-item", fields=lambda *_: {"where": "the item after a damaged one"}),
+        Look("", ("after", what), True, "wrong-item", fields={"where": "the item after a damaged one"}),
     ]
 
 
@@ -244,7 +244,7 @@ LOOKS = [
     Look("the length; items (transform(picture in RGB), int)", "length", len(FILES), "wrong-length"),
     *(look for k in range(10) for look in _item(k)),
     Look("", "calls", 10, "item-kept", holds=lambda seen, due: seen >= due),
-    Look("", "again", True, "wrong-item", fields=lambda *_: {"where": "the same index after others"}),
+    Look("", "again", True, "wrong-item", fields={"where": "the same index after others"}),
     Look("no file stays open, no picture stays in memory", "left", 0, "file-left-open", fields=_told("n")),
     Look("", "dumped", "", "not-picklable", fields=_told("error")),
     Look("", "large", ("RGB", (640, 480)), "picture-altered"),
@@ -253,7 +253,7 @@ LOOKS = [
          holds=lambda seen, due: seen[0] <= due[0] and seen[1] <= due[1], fields=_size),
     Look("the data set can be pickled, as spawned workers require", "pickled", "", "not-picklable",
          fields=_told("error")),
-    Look("", "copy", True, "wrong-item", fields=lambda *_: {"where": "index 1 of the pickled copy"}),
+    Look("", "copy", True, "wrong-item", fields={"where": "index 1 of the pickled copy"}),
     *(Look("indices beyond the end raise IndexError" * (index == 5), ("beyond", index), "IndexError",
            lambda seen, _: "index-wraps" if seen == "an item" else "index-error-hidden",
            fields=_told("kind")) for index in (5, 12)),

@@ -283,7 +283,7 @@ def _batches(key, n, claim=""):
 
 
 def _ended(key, when):
-    return Look("", key, True, "thread-left", fields=lambda *_: {"when": when})
+    return Look("", key, True, "thread-left", fields={"when": when})
 
 
 def _changed(seen, _):

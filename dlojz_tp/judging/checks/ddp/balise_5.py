@@ -186,10 +186,10 @@ OF_RATES = [
     Look("", "rates", RATES, _wrong_rates, holds=within(1e-6), fields=_first_wrong),
     Look("", "between", 0.15, holds=within(1e-6),
          hint=lambda got, _: "rate-whole-numbers" if any(close(got, k * BASE, 1e-6) for k in (1, 2)) else "rate-wrong",
-         fields=lambda got, _: {"where": f"step 9 of a warm-up of {WARMUP}, batch 384 for {BASE_BATCH}"}),
+         fields={"where": f"step 9 of a warm-up of {WARMUP}, batch 384 for {BASE_BATCH}"}),
     Look("", "smaller", [0.5, 0.375, 0.25], holds=within(1e-6),
          hint=lambda got, _: "rate-whole-numbers" if close(got, [0.5, 0.25, 0.0], 1e-6) else "rate-smaller-batch",
-         fields=lambda got, _: {"where": "steps 0, 5 and 20 of a warm-up of 10, batch 50 for 100"}),
+         fields={"where": "steps 0, 5 and 20 of a warm-up of 10, batch 50 for 100"}),
     Look("", "at once", 0.25, "rate-no-warm-up-asked", holds=within(1e-6),
          fields=lambda got, _: {"error": got if isinstance(got, str) else "another rate came"}),
 ]  # fmt: skip

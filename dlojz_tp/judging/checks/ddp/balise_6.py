@@ -60,7 +60,7 @@ def partition(claim):
         Look("", "count", lambda at: f"{at[1]} lists", "not-lists", fields=lambda _, due: {"n": due.split()[0]}),
         Look("", "shares", lambda at: at[0], lambda *both: _not_once(*both)[0], holds=_once,
              fields=lambda *both: {"which": _not_once(*both)[1], "expected": ""}),
-        Look("", "shares", lambda at: at[0], "rank-without-work", fields=lambda *_: {"expected": ""},
+        Look("", "shares", lambda at: at[0], "rank-without-work", fields={"expected": ""},
              holds=lambda shares, lengths: all(shares) or len(lengths) < len(shares)),
         Look("", "again", True, "not-the-same-everywhere"),
     ]  # fmt: skip

@@ -219,8 +219,8 @@ ON_RANK_1 = {"rank": 1, "where": "rank 1 of 2"}
 SAVING = [
     Look("only rank 0 writes, and all ranks return when the file is there",
          lambda ranks: all(ranks[0][key] for key in ("file", "written", "there")), True, "nothing-saved"),
-    Look("", lambda ranks: ranks[1]["written"], [], "all-ranks-write", fields=lambda *_: {"expected": ""} | ON_RANK_1),
-    Look("", lambda ranks: ranks[1]["there"], True, "no-barrier", fields=lambda *_: ON_RANK_1),
+    Look("", lambda ranks: ranks[1]["written"], [], "all-ranks-write", fields={"expected": ""} | ON_RANK_1),
+    Look("", lambda ranks: ranks[1]["there"], True, "no-barrier", fields=ON_RANK_1),
 ]  # fmt: skip
 CONTENT = [
     Look("the file holds only tensors and numbers, under the network's own names",

@@ -339,9 +339,7 @@ LOOKS = [
     Look("", "ports", None, "port-fixed", holds=several, fields=commonest),
     Look("", "again", None, "port-fixed", holds=differ, fields=commonest),
 ]  # fmt: skip
-ACCEPTED = [
-    Look("this machine's Slurm accepts it", "refused", "", "unreadable", fields=lambda text, _: {"error": text})
-]
+ACCEPTED = [Look("this machine's Slurm accepts it", "refused", "", "unreadable", fields="error")]
 
 
 def balise_8(batch_script):

@@ -199,7 +199,7 @@ for name, (_, _, modules) in CASES.items():
         Look("", f"{name}: old options", True, "options"),
         Look("the optimizer's state is kept", f"{name}: state", True, "state-lost"),
         Look("", f"{name}: values", True, "values-changed"),
-        Look("a step changes the module", f"{name}: still", [], "new-group", fields=lambda seen, due: {"what": "a "
+        Look("a step changes the module", f"{name}: still", [], "new-group", fields={"what": "a "
                                                                                                              "step "
                                                                                                              "does "
                                                                                                              "not "

@@ -47,7 +47,7 @@ LOOKS = [
     _look(PRODUCTS, HALF, "root-in-full", lambda got, _: got[-1] != FULL),
     _look(PRODUCTS, HALF, "blocks-in-full", lambda got, _: FULL not in got),
     each_rank("", _dtypes("all_gather"), HALF, "gathers-in-full", holds=lambda got, _: FULL not in got,
-              fields=lambda *_: {"expected": "bfloat16", "got": "float32"}),
+              fields={"expected": "bfloat16", "got": "float32"}),
     _look(_dtypes("reduce_scatter", "all_reduce"), FULL, "reduces-in-half"),
     _look(of_each(lambda report: [report["logits"]]), FULL, "logits-in-half"),
 ]  # fmt: skip

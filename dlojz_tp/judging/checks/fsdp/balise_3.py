@@ -70,10 +70,10 @@ def _looks(case, every, alone, at_edge):
         each_rank("", "again", True, "nothing-again", holds=lambda got, _: bool(got), fields=silent),
         each_rank("", runs, True, "part-again", holds=lambda got, _: all(a == b for a, b in got), fields=_part),
         each_rank("", runs, True, "twice-again", holds=lambda got, _: all(a < 2 for a, _ in got), fields=_twice),
-        each_rank("", of_each(_cut_off), "", "reentrant", fields=lambda *_: {"index": 0}),
+        each_rank("", of_each(_cut_off), "", "reentrant", fields={"index": 0}),
         each_rank("", of_each(_found), all_blocks[::every],
                   lambda got, _: "every-ignored" if got == all_blocks else "other-blocks",
-                  holds=lambda got, due: got in (None, due), fields=lambda *_: {"every": every}),
+                  holds=lambda got, due: got in (None, due), fields={"every": every}),
         each_rank("", of_each(saved), True, "more-kept", holds=lambda got, _: got[0] <= got[1], fields=_bytes),
         each_rank("", of_each(products), True, "more-kept", holds=lambda got, _: got[0] >= got[1], fields=_results),
     ]  # fmt: skip

@@ -163,7 +163,7 @@ def _weights_looks(size, case):
 
     return [
         Look("", lambda ranks: ranks[0][case]["steps"], 1, "updates-between", holds=at_most,
-             fields=lambda got, _: {"found": got}),
+             fields="found"),
         Look("", see, 1, mistake, holds=lambda seen, _: is_truth(seen[1][0]), fields=fields),
         Look("", see, 2, lambda seen, _: "old-gradients-kept" if seen[0]["after"] or size == 1 else "sync-left-off",
              holds=lambda seen, _: len(seen[1]) == 1 or is_truth(seen[1][1], 2), fields=silent),
@@ -229,7 +229,7 @@ def _loss_looks(size, case):
         each_rank("", _of(case, "loss"), True, "nothing-returned", holds=lambda got, _: got is not None, fields=silent),
         each_rank("", _of(case, "graph"), False, "loss-with-graph", fields=silent),
         each_rank("", _of(case, "loss"), 0.0, "loss-not-a-number", holds=lambda got, _: isinstance(got, float),
-                  fields=lambda got, _: {"expected": ""}),
+                  fields={"expected": ""}),
         Look("", _of(case, "loss"), due, mistake, holds=lambda *both: first(*both) is None, fields=fields),
     ]  # fmt: skip
 

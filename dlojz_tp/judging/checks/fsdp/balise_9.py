@@ -126,7 +126,7 @@ def _held_looks(size, replicas):
 
     looks = [
         each_rank("", of("error"), "", lambda got, _: "mesh-without-names" if "mesh_dim_names" in got else "mesh-fails",
-                  fields=lambda *_: about),
+                  fields=about),
         each_rank("", of("kind", "same"), True, another, holds=lambda got, _: got[1],
                   fields=lambda got, _: {"expected": "", "got": got[0]}),
         each_rank("", of("units", "whole"), 1, "hybrid-not-sharded", holds=lambda got, _: got[0] > 0 or not got[1],

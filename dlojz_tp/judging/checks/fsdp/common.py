@@ -200,7 +200,7 @@ def gathers_look(see: Callable, blocks: int) -> Look:
     """A look at the gathers in forward: those of a group for each block and one for the rest."""
     return each_rank("", see, blocks, lambda got, _: "every-layer" if got > blocks else "blocks-together",
                      holds=lambda got, _: blocks + 1 <= got <= blocks + 3,  # embedding, norm, head may be apart
-                     fields=lambda got, _: {"expected": "", "blocks": blocks})  # fmt: skip
+                     fields={"expected": "", "blocks": blocks})  # fmt: skip
 
 
 def first_index(got, _) -> dict:
@@ -244,7 +244,7 @@ def _training_looks(case, tol):
 
     def kept(see, most):
         return each_rank("", see, lambda size: most(size) if size > 1 else math.inf, "copy-kept", holds=at_most,
-                         fields=lambda got, _: {"whole": whole})  # fmt: skip
+                         fields={"whole": whole})  # fmt: skip
 
     return [
         Look("", lambda reports: reports[0]["no gradient"], [], "no-gradient",

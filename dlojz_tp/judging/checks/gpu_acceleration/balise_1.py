@@ -221,11 +221,11 @@ def _validation(name):
         got = f"{left:.0%} to {right:.0%} across, {top:.0%} to {bottom:.0%} down"
         return {"expected": "", "got": got, "where": where, "part": min(sides(window))}
 
-    yield Look(claim, f"{name} alike", True, "random-validation", fields=lambda *_: {"where": where})
-    yield Look("", f"{name} upright", True, "axes-swapped", fields=lambda *_: {"where": where})
+    yield Look(claim, f"{name} alike", True, "random-validation", fields={"where": where})
+    yield Look("", f"{name} upright", True, "axes-swapped", fields={"where": where})
     yield Look("", f"{name} border", "", lambda border, _: _border(border),
                holds=lambda border, _: not border.double().mean() > 0.02,
-               fields=lambda *_: {"got": "rows or columns of another colour at the border",
+               fields={"got": "rows or columns of another colour at the border",
                "where": where})  # fmt: skip
     for slug, wrong in (
         ("flipped-validation", lambda window: window[0] > window[1] or window[2] > window[3]),
@@ -249,7 +249,7 @@ def _spread(claim, wrong, slug, key="areas"):
 LOOKS = [
     *(look for name in ("train", "val") for look in (
         Look("a JPEG file becomes a float32 tensor (3, size, size)", f"{name} called", "callable", "not-callable",
-             fields=lambda seen, _: {"error": seen}),
+             fields="error"),
         _form("", f"{name} colour", "a photograph of 40 × 64 pixels"))),
     *(Look("it is normalised: (colour / 255 − MEAN) / STD", f"{name} values", _due(COLOUR), _values_hint,
            holds=_has(COLOUR),
@@ -257,9 +257,9 @@ LOOKS = [
       for name in ("train", "val")),
     *_other_files(), *_validation("wide"), *_validation("tall"),
     Look("", "small again", "", "wrong-side", holds=_has(SMALL),
-         fields=lambda *_: {"got": "", "where": "a photograph of 9 × 7 pixels"}),
+         fields={"got": "", "where": "a photograph of 9 × 7 pixels"}),
     Look("training: another crop at another scale in every call", "training upright", True, "axes-swapped",
-         fields=lambda *_: {"where": "training"}),
+         fields={"where": "training"}),
     Look("", "spread", "", "not-random", holds=lambda seen, _: not seen < 0.01, fields=silent),
     _spread("", lambda areas: areas.min() > 0.93, "no-crop"),
     _spread("", lambda areas: areas.std() < 0.05 or areas.min() > 0.45 or areas.max() < 0.6, "fixed-scale"),

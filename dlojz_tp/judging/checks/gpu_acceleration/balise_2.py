@@ -134,7 +134,7 @@ def _returned(k, what):
     yield Look("", lambda o: (o["answer"][k],), "a tensor", "loss-not-tensor",
                holds=lambda seen, _: isinstance(seen[0], torch.Tensor),
                fields=lambda seen, _: {"got": seen[0], "kind": type(seen[0]).__name__})  # fmt: skip
-    yield Look("", lambda o: o["answer"][k].requires_grad, False, "graph-kept", fields=lambda *_: {"what": what})
+    yield Look("", lambda o: o["answer"][k].requires_grad, False, "graph-kept", fields={"what": what})
 
 
 def _loss_hint(seen, due):
@@ -168,7 +168,7 @@ LOOKS = [
          holds=lambda seen, _: isinstance(seen, tuple) and len(seen) == 2),
     *_returned(0, "loss"), *_returned(1, "logits"),
     Look("the loss is the batch's mean cross-entropy, the logits are the network's", "modes", True, "eval-mode"),
-    Look("", "calls", 1, "forward-twice", holds=lambda seen, _: seen <= 1, fields=lambda seen, _: {"n": seen}),
+    Look("", "calls", 1, "forward-twice", holds=lambda seen, _: seen <= 1, fields="n"),
     Look("", lambda o: o["answer"][0].detach(), torch.tensor(LOSSES[0]), _loss_hint, holds=within(1e-4)),
     Look("", lambda o: o["answer"][1].detach(), LOGITS, "wrong-logits", holds=within(1e-4)),
     Look("", "switched", False, "switched-to-train"),
@@ -180,12 +180,12 @@ LOOKS = [
          fields=lambda seen, _: {"error": in_words(seen)} | silent(seen, _)),
     *WAITS,
     Look("nothing of the step's graph stays alive afterwards", "alive", False, "graph-kept",
-         fields=lambda *_: {"what": "loss, or the logits, kept outside the step"}),
+         fields={"what": "loss, or the logits, kept outside the step"}),
     Look("on another device: images and labels moved once, non-blocking; the model not at all", "gpu", "",
          lambda seen, _: "device-ignored" if seen.other_gpu else "not-moved", holds=lambda seen, _: not seen.misplaced,
          fields=lambda seen, _: {"error": seen.error} | silent(seen, _)),
     Look("", "moves", 0, "model-moved"),
-    Look("", "copies", 2, "moved-twice", holds=lambda seen, _: seen <= 2, fields=lambda seen, _: {"n": seen}),
+    Look("", "copies", 2, "moved-twice", holds=lambda seen, _: seen <= 2, fields="n"),
     Look("", lambda o: o["gpu"].races, [], "streams-unordered",
          fields=lambda seen, _: {"error": seen[0].what} | silent(seen, _)),
     Look("", "blocking", 0, "blocking", fields=lambda seen, _: {"got": f"{seen} copies block"}),

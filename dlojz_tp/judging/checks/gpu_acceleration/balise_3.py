@@ -211,7 +211,7 @@ def _means(key, data, claim=""):
     yield Look(claim, key, "(float, float)", "not-two-numbers", holds=two_floats)
     for k, what, hint in ((0, "the mean loss", loss_hint), (1, "the accuracy", accuracy_hint)):
         yield Look("", lambda o, k=k: float(o[key][k]), due[k], hint, holds=within(1e-4),
-                   fields=lambda *_, what=what: {"where": what})  # fmt: skip
+                   fields={"where": what})  # fmt: skip
 
 
 def _on_gpu(number, claim=""):
@@ -237,10 +237,10 @@ LOOKS = [
     *_on_gpu(0, "update() on a GPU: everything on the device, nothing read"), *_on_gpu(1),
     # the first update may make what it adds to; what every further one copies from the CPU waits each time
     Look("", "waits 1", False, "sync-in-update",
-         fields=lambda *_: {"error": "a blocking copy from the CPU: Python's numbers need none"}),
+         fields={"error": "a blocking copy from the CPU: Python's numbers need none"}),
     Look("it keeps no activations and does not grow", "kept", False, "activations-kept"),
     Look("", "graph", False, "activations-kept"),
-    Look("", "grown", 64, "state-grows", holds=at_most, fields=lambda seen, due: {"size": seen}),
+    Look("", "grown", 64, "state-grows", holds=at_most, fields="size"),
     Look("", "copied", 128, "activations-kept", holds=at_most),  # sums do not know how large a batch is
     Look("result() reads only a few values after 60 steps", "syncs", 4, "many-syncs", holds=at_most,
          fields=lambda seen, due: {"n": seen, "steps": 60}),

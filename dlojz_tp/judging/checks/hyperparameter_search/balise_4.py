@@ -241,7 +241,7 @@ _word = lambda seen, _: seen  # noqa: E731  (the observation names the hint)
 SEARCH = [
     Look("objective is called n_trials times, with indices", "places", True, "not-a-place"),
     Look("", "counts", [14, 10, 12], "trials-miscounted"),
-    Look("no point is tried twice", "twice", 0, "tried-twice", fields=lambda seen, _: {"n": seen}),
+    Look("no point is tried twice", "twice", 0, "tried-twice", fields="n"),
     Look("two lists, in the order of the trials", "returned", "", _word, fields=silent),
     Look("the first points are drawn with the given generator", "first", 12, "first-not-drawn"),
     Look("", "ways", 20, "first-not-drawn", holds=operator.ge),

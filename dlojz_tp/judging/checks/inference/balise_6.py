@@ -187,13 +187,13 @@ for name, case in CASES.items():
              step_hint,
              fields=lambda seen, due, name=name: {"where": name, "expected": f"{len(due)} steps", "got": f"{len(seen)} steps"}),
         Look("each token has room, in a block that only its beam holds", f"{name} trouble", [], says,
-             fields=lambda seen, due, name=name: {"where": name, "expected": "", "got": ""}),
+             fields={"where": name, "expected": "", "got": ""}),
         Look("no table is forked after its blocks were freed", f"{name} freed", False, "released-first"),
         Look("all scores are finite", f"{name} finite", True, "underflow", fields=here),
         Value("the best continuations", f"{name} texts", torch.tensor(texts).double(), "wrong-beams", fields=here),
         Value("their scores", f"{name} scores", scores, "wrong-scores", holds=within(1e-5), fields=here),
         Look("no more blocks than needed in any step", f"{name} used", needed, "too-many-blocks", fields=blocks(name)),
-        Look("no block is held at the end", f"{name} left", 0, "kept-at-end", fields=lambda seen, due: {"n": seen}),
+        Look("no block is held at the end", f"{name} left", 0, "kept-at-end", fields="n"),
     ]  # fmt: skip
 
 

@@ -147,7 +147,7 @@ LOOKS = [
         0,
         "operators-grow",
         holds=at_most,
-        fields=lambda seen, due: {"n": seen},
+        fields="n",
     ),  # fmt: skip
     Look(
         "nor more for six images of five channels",
@@ -155,7 +155,7 @@ LOOKS = [
         0,
         "a-loop-over-images",
         holds=at_most,
-        fields=lambda seen, due: {"n": seen},
+        fields="n",
     ),
 ]
 

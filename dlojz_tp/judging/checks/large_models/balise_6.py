@@ -172,7 +172,7 @@ def _refused(seen, due):
 
 
 LOOKS = [
-    Look("a list of optimizers", "listed", True, "optimizers-form", fields=lambda seen, due: {"what": seen}),
+    Look("a list of optimizers", "listed", True, "optimizers-form", fields="what"),
     Look("backward alone moves the weights", "moved", len([*net("plain").parameters()]), _moved,
          fields=lambda seen, due: {"moved": seen, "all": due}),
     Value("after four steps of SGD, the weights of the usual loop", "SGD", run("SGD", after_backward), "wrong-weights", fields=_apart("SGD")),

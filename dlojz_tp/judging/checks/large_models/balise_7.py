@@ -132,7 +132,7 @@ LOOKS = [
     Look("with ZeRO 1, 2 and 3", "shared kind", "numbers", "not-a-number"),
     Value("", "shared", ONES["shared"], "wrong-zero", fields=_bytes_shown(SHARED)),
     Look("the largest batch, whether memory grows in a straight line or not", "endless", False, _endless,
-         fields=lambda seen, _: {"batch": seen}),
+         fields="batch"),
     Look("", "found kind", [], "not-a-batch", fields=lambda seen, _: silent(seen, _) | {"kind": ", ".join(seen)}),
     Value("", "usual", ONES["usual"], "wrong-batch", fields=_search_shown),
     _one("", "exactly full", "less-than"),

@@ -282,7 +282,7 @@ CHANGED = {"the gradients": "gradients-not-back", "the optimizer's": "optimizer-
 DUE = [_lists(_true_rise(*rise, **batches)) for rise, batches in RISES]
 LOOSE = within(2e-3)
 FIND = [
-    Look("find_rates: two lists, with one rate and one smoothed loss per step", "form", "two lists", "find-form", fields=lambda seen, _: {"got": seen}),
+    Look("find_rates: two lists, with one rate and one smoothed loss per step", "form", "two lists", "find-form", fields="got"),
     Look("", "graphs", False, "graphs-held"),
     Look("from low to high, with a constant ratio", lambda o: o["all"][0], DUE[0][0],
          _wrong_rates, holds=within(1e-6), fields=_lengths),

@@ -134,7 +134,7 @@ def whose(seen, due):
 
 WHEN = {"before": "you wait for the message before `add` begins", "after": "you start the message after `add`", "": ""}
 PIECE_LOOKS = [
-    Look("a piece in the future: nothing is computed", "future", 0, "future-computed", fields=lambda seen, due: {"n": seen}),
+    Look("a piece in the future: nothing is computed", "future", 0, "future-computed", fields="n"),
     Value("queries of 3 ranks after the pieces of all 3", "pieces", given("double", 3)[1], "wrong-piece"),
 ]  # fmt: skip
 

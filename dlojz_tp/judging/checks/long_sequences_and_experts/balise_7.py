@@ -199,7 +199,7 @@ def calls_hint(got, _):
 LOOKS = [
     each_rank("the backward of Exchange sends each gradient back to where its row came from", "backward", True, "wrong-backward", fields=silent),
     each_rank("also gradients that aren't contiguous", "strided", True, "strided", fields=silent),
-    each_rank("each rank runs its experts once", "calls", 1, calls_hint, fields=lambda got, _: {"n": got}),
+    each_rank("each rank runs its experts once", "calls", 1, calls_hint, fields="n"),
     Look("on each row that was sent to them, and on no other", "rows", due("rows"), "wrong-rows", fields=first),
     Look("sorted by expert", "by expert", due("by expert"), rows_hint, fields=first),
     Look("one row for each token", "form", whole_form, "result-form"),

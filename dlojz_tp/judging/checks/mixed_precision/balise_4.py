@@ -205,7 +205,7 @@ def _skipped(place, value):
     "where": f"parameter {place + 1}",
              "expected": "no step", "got": "a step"}  # fmt: skip
     claim = "step: skipped for inf, -inf and NaN in any parameter, and for nothing else"
-    return Look(claim, f"steps {(place, value)}", 0, slug, fields=lambda *_: about)
+    return Look(claim, f"steps {(place, value)}", 0, slug, fields=about)
 
 
 LOOKS = [
@@ -213,7 +213,7 @@ LOOKS = [
     Look("", "scaled", torch.tensor(6.0 * FIRST), "scale-not-applied"),
     Look("", lambda o: o["scaled"].requires_grad, True, "loss-detached"),
     Look("", lambda o: type(o["scale"]).__name__, "float", "scale-not-a-number"),
-    Look("", "scale", FIRST, "wrong-trace", fields=lambda *_: {"where": "before any step"}),
+    Look("", "scale", FIRST, "wrong-trace", fields={"where": "before any step"}),
     Look("unscale_: gradients are divided in all groups, None is left out", "unscaled", tuple(_gradients()),
          lambda seen, due: "first-group-only" if close(seen[:2], due[:2], 1e-5) else "never-divided",
          holds=within(1e-5)),
@@ -229,7 +229,7 @@ LOOKS = [
     Look("", lambda o: isinstance(o["twice"], RuntimeError), True, "second-unscale-allowed"),
     *(look for number in range(len(_OPTIONS)) for look in _traces(number)),
     *(Look("at most one value is read in a step", f"reads, unscale_ {explicit}", 1, "many-reads", holds=at_most,
-           fields=lambda seen, _: {"n": seen}) for explicit in (False, True)),
+           fields="n") for explicit in (False, True)),
     Look("", "reads in unscale_", [], "read-in-unscale",
          fields=lambda seen, _: {"error": in_words(seen), "got": "", "expected": ""}),
 ]  # fmt: skip

@@ -204,7 +204,7 @@ def _masters(dtype):
     name, unit = _name(dtype), torch.finfo(dtype).eps
 
     def kind(when, claim=""):
-        return Look(claim, (dtype, when), name, "parameters-widened", fields=lambda seen, _: {"got_dtype": seen})
+        return Look(claim, (dtype, when), name, "parameters-widened", fields="got_dtype")
 
     def twenty_hint(seen, _):
         known = {"momentum-ignored": _trained(dtype, 0.0), "momentum-dampened": _trained(dtype, MOMENTUM, 0.1)}
@@ -217,7 +217,7 @@ def _masters(dtype):
              lambda seen, _: "masters-not-kept" if seen[1] else "parameters-replaced", fields=silent),
         Look("", (dtype, "small"), [1 + 4 * unit, -1 - 4 * unit], "sgd-wrong",
              holds=lambda seen, due: not any((p - value).abs().max() > 0.6 * unit for p, value in zip(seen, due)),
-             fields=lambda *_: {"where": "after 40 updates of a tenth of a unit"}),
+             fields={"where": "after 40 updates of a tenth of a unit"}),
         kind("after 1", f"twenty steps of SGD with momentum, parameters in {name}"),
         Look("", (dtype, "moved at once"), True, "velocity-late"),
         kind("after 20"),
@@ -230,7 +230,7 @@ def _masters(dtype):
 LOOKS = [
     *(look for dtype in DTYPES for look in _units(dtype)), *(look for dtype in HALVES for look in _masters(dtype)),
     Look("parameters without a gradient, and zero_grad", "none", "", "grad-none",
-         fields=lambda seen, _: {"error": seen}),
+         fields="error"),
     Look("", "frozen", _model(torch.bfloat16, 2, 3)[1].detach(), "frozen-moved"),
     Look("", "left", False, "zero-grad-missing"),
     Look("", "generator", True, "generator-used-up"), Look("", "list", True, "generator-used-up"),

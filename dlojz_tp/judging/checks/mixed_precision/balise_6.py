@@ -127,7 +127,7 @@ def _activation(setup, claim=""):
             return "bits-not-bytes"
         return "activation-of-weights" if seen == setup.weights.itemsize else "activation-wrong"
 
-    return Look(claim, setup, lambda _: weigh(setup, 0)["activation"], hint, fields=lambda *_: {"where": setup.name})
+    return Look(claim, setup, lambda _: weigh(setup, 0)["activation"], hint, fields={"where": setup.name})
 
 
 def _largest(setup, states, capacity, n, claim=""):

@@ -155,7 +155,7 @@ LOOKS = [
     _gradient_look("", "mean 2", SCALED, (OLD, lambda g, before: g + before / M), (OLD, lambda g, before: g + before)),
     _gradient_look("", "sum 1", ("sum-scaled", lambda g, _: g / M)),
     each_rank("the loss of the whole batch, on every rank", "nan", False, "loss-from-untrusted",
-              holds=nothing, fields=lambda got, _: {"expected": "a number", "got": "nan"}),
+              holds=nothing, fields={"expected": "a number", "got": "nan"}),
     *(look for name in running.STEPS for look in _loss_looks(name)),
 ]  # fmt: skip
 

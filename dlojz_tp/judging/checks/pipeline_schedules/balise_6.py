@@ -137,7 +137,7 @@ def observe_module(pipe, layer_specs, pipeline_module, sizes, n_stages):
 MODULE = [
     Look("layer specs: nothing is built, and the right layers are in the right order",
          "sizes", lambda at: at[0], "sizes-changed"),
-    Look("", "kinds", [], "not-specs", fields=lambda seen, _: {"expected": ""}),
+    Look("", "kinds", [], "not-specs", fields={"expected": ""}),
     Look("", "unbuilt", "", "cannot-be-built", fields=lambda seen, due: {"error": seen} | silent(seen, due)),
     Look("", "layers", lambda at: at[2],
          lambda seen, due: "gelu-at-the-end" if seen == f"{due}, GELU" else "wrong-layers",

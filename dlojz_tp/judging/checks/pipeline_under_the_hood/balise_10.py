@@ -265,7 +265,7 @@ def _not_the_loss(step, at) -> str:
 
 
 CELL = [
-    Look("", lambda got: got.get("what", ""), "", "not-a-grid", fields=lambda seen, _: {"what": seen}),
+    Look("", lambda got: got.get("what", ""), "", "not-a-grid", fields="what"),
     stage_look("cell", lambda cell, at: tuple(cell) == (at.stage, at.replica), _wrong_cell,
                lambda cell, at: {"expected": f"stage {at.stage}, replica {at.replica}", "got": "stage {}, replica {}".format(*cell)}),
     stage_look(lambda got: (got["pipeline"],), lambda seen, at: isinstance(seen[0], list | tuple | range) and list(seen[0]) == at.pipeline,
@@ -284,7 +284,7 @@ GRADIENTS = [
     Look("", "changed", False, "updated-inside"),
     stage_look(lambda step: step, lambda step, at: close(step["gradients"], _due(step, at), 1e-6), _mistake, _gradient),
     Look("", "beyond", A_FEW, "sent-to-all", holds=at_most),
-    Look("", "filled", False, "frozen-filled", fields=lambda *_: {"expected": "None", "got": "a tensor"}),
+    Look("", "filled", False, "frozen-filled", fields={"expected": "None", "got": "a tensor"}),
 ]
 LOSS = [
     stage_look(

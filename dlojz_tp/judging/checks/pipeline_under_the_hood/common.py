@@ -301,7 +301,7 @@ STEP = [
     stage_look("loss", lambda seen, at: not at.last or close(seen, at.loss, 1e-6), _not_the_loss,
                lambda seen, at: {"expected": at.loss, "got": seen}),
     Look("", "graph", False, "loss-with-graph"),
-    Look("", "open", 0, "sends-not-waited", fields=lambda seen, _: {"n": seen}),
+    Look("", "open", 0, "sends-not-waited", fields="n"),
     *(Look("", lambda got, slug=slug: slug in got["faults"], False, slug) for slug in ("no-lane", "waited-twice")),
     TAGS,
 ]  # fmt: skip

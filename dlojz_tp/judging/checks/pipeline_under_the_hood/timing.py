@@ -182,7 +182,7 @@ EVENTS = "events: one per action, with only the computing in it; activations fre
 LOOKS = [  # at what `on_the_clock` found on both ranks
     *_of_runs(EVENTS, _other_times, "other-clock"),
     *_of_runs(EVENTS, _lasts, lambda seen, _: "clock-too-early" if seen["got"] < seen["truth"] else "waiting-counted"),
-    Look("", _late, False, "sends-late", fields=lambda *_: {"where": "GPipe, 2 stages, 3 micro-batches"}),
+    Look("", _late, False, "sends-late", fields={"where": "GPipe, 2 stages, 3 micro-batches"}),
     *_of_runs(EVENTS, _message_inside, "message-inside"),
     Look("", lambda ranks: ranks[0][0]["peak"], MOST, "activations-not-freed", holds=at_most,
          fields=lambda peak, _: {"got": peak - 1, "allowed": 2, "where": "1F1B, 6 micro-batches"}),

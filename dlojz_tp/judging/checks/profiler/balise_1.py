@@ -223,7 +223,7 @@ def _form(claim, run):
     """Looks at where the trace of a run is."""
     return [
         Look(claim, lambda o: o[run]["cold"], False, "no-warmup"),
-        Look("", lambda o: o[run]["elsewhere"], "", "trace-elsewhere", fields=lambda seen, _: {"place": seen}),
+        Look("", lambda o: o[run]["elsewhere"], "", "trace-elsewhere", fields="place"),
         Look(
             "",
             lambda o: o[run]["trace"],
@@ -231,7 +231,7 @@ def _form(claim, run):
             lambda seen, _: "no-trace" if seen == "none" else "step-not-called",
         ),
         Look("", lambda o: o[run]["name"], "NAME.json", "trace-name"),
-        Look("", lambda o: o[run]["error"], "", "not-json", fields=lambda seen, _: {"error": seen}),
+        Look("", lambda o: o[run]["error"], "", "not-json", fields="error"),
     ]
 
 
@@ -250,7 +250,7 @@ def _labels(claim, run, wanted):
              fields=lambda seen, _: {"name": seen[0], "what": MARKS[seen[0]]}),
         Look("", lambda o: o[run]["covered"], wanted, "label-misplaced", holds=enough, fields=_few),
         Look("", lambda o: o[run]["cleared"], wanted, "label-misplaced", holds=lambda seen, due: seen is None or seen >= due,
-             fields=lambda seen, _: {"name": "optimizer", "what": CLEARING}),
+             fields={"name": "optimizer", "what": CLEARING}),
         Look("", lambda o: o[run]["wide"], [], "label-too-wide",
              fields=lambda seen, _: {"name": seen[0][0], "what": MARKS[seen[0][1]]}),
         Look("", lambda o: o[run]["over the end"], [], "step-in-label", fields=lambda seen, _: {"name": seen[0]}),

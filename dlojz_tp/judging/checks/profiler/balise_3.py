@@ -286,12 +286,12 @@ LOOKS = [
     *_one_wait("", "backward", "if gradient.isnan().any():", "torch-line"),
     *_one_wait("where PyTorch itself waits: the line that called it", "library",
                "return torch.nn.utils.clip_grad_norm_([p], 1.0, error_if_nonfinite=True)", "torch-line"),
-    Look("in a thread of PyTorch: no line", "ended", True, "endless", fields=lambda seen, _: {"seconds": 40.0}),
-    Look("", "no line", "", "no-line-at-all", fields=lambda seen, _: {"error": seen}), *_operators("thread", [(ITEM, "")]),
+    Look("in a thread of PyTorch: no line", "ended", True, "endless", fields={"seconds": 40.0}),
+    Look("", "no line", "", "no-line-at-all", fields="error"), *_operators("thread", [(ITEM, "")]),
     Look("", lambda o: _lines(o["thread"]["found"])[0], "", "no-line-at-all",
          fields=lambda seen, _: {"error": f"yours gave {seen!r}"}),
     Look("a second finder starts empty", "lists", True, "no-mode",
-         fields=lambda seen, _: {"error": "before you enter it, it has no `found`"}),
+         fields={"error": "before you enter it, it has no `found`"}),
     Look("", "both", [1, 0], "finds-shared"),
 ]  # fmt: skip
 

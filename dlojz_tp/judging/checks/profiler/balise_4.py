@@ -174,7 +174,7 @@ def _train(claim, flowing_step, data):
 
 
 FIRST_STEP = [
-    Look("", "calls", 1, "network-twice", holds=at_most, fields=lambda seen, _: {"n": seen}),
+    Look("", "calls", 1, "network-twice", holds=at_most, fields="n"),
     Look("", "reads", [], lambda seen, _: "mask-as-index" if set(seen) <= {"aten.nonzero", "aten.masked_select"} else "reads-a-value",
          fields=lambda seen, _: {"error": in_words(seen)}),
 ]  # fmt: skip
@@ -185,7 +185,7 @@ def _number_looks(wanted, mistake, fields):
     return [
         Look("", "numbers", wanted["norm"], "norm-after", holds=lambda seen, _: not _after(seen["norm"], wanted),
              fields=lambda seen, _: {"got": seen["norm"]}),
-        Look("", "numbers", wanted, mistake, holds=lambda *_: not mistake, fields=lambda *_: fields),
+        Look("", "numbers", wanted, mistake, holds=lambda *_: not mistake, fields=fields),
     ]  # fmt: skip
 
 

@@ -230,7 +230,7 @@ def _looks(claim, trace, nothing):
     mistake = functools.partial(_gap_mistake, trace)
     return [
         Look(claim, "error", "", "nothing-recorded" if nothing else "incomplete-event",
-             fields=lambda seen, _: {"error": seen}),
+             fields="error"),
         Look("", "returned", True, "nothing-returned"), Look("", "changed", False, "trace-changed"),
         Look("", "form", FORM, "not-a-pair"),
         Look("", "busy", busy / (last - first), functools.partial(_busy_slug, trace, nothing), holds=within(1e-6),

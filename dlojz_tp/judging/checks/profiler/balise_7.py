@@ -225,15 +225,15 @@ def _looks(claim, name):
     """At a model in eval mode."""
     make, shape, _ = MODELS[name]
     return [
-        Look(claim, "refused", "", REFUSED.get(name), fields=lambda seen, _: {"error": seen}),
+        Look(claim, "refused", "", REFUSED.get(name), fields="error"),
         Look("", "returned", "the model", "model-not-returned"),
         Look("", "layers", [], "layer-replaced", fields=_first),
         Look("", "strange", [], _strange_slug, fields=_first), Look("", "left", [], _left_slug, fields=_first),
         Look("", "lost", [], "buffer-lost", fields=_first),
         Look("", "parameters", [], "layer-replaced", fields=_first),
         Look("", "graph", False, "graph-in-buffer"),
-        Look("", "modes", {False}, "mode-changed", fields=lambda seen, _: {"before": "eval"}),
-        Look("", "deleted", "", "bias-deleted", fields=lambda seen, _: {"error": seen}),
+        Look("", "modes", {False}, "mode-changed", fields={"before": "eval"}),
+        Look("", "deleted", "", "bias-deleted", fields="error"),
         Look("", "computed", lambda _: _seeded(make).eval()(_images(shape)).detach(), lambda seen, _: MEANS[seen["mean"]],
              holds=lambda seen, due: close(seen["got"], due, 1e-4), fields=lambda seen, _: seen),
     ]  # fmt: skip
@@ -244,7 +244,7 @@ def _training_looks(claim):
     for part in _trained(lambda model: model):
         truth |= part
     return [
-        Look(claim, "modes", {True}, "mode-changed", fields=lambda seen, _: {"before": "training"}),
+        Look(claim, "modes", {True}, "mode-changed", fields={"before": "training"}),
         Look("", "out", truth["out"], "train-differs", holds=within(1e-4)),
         Look("", "trained", truth["trained"], "trained-differs", holds=within(1e-3)),
     ]

@@ -222,7 +222,7 @@ LOOKS = [
     Look("", "random", True, "random-changed"), Look("", "learns", True, "parameters-changed"),
     Look("", "gradient of the result", "that of a mean", "not-loss", holds=_of_a_mean),
     Look("", "next", [], "goes-on-differently", fields=lambda seen, _: {"what": seen[0]}),
-    Look("", "put back", True, "random-changed", fields=lambda seen, _: {"expected": "the GPU's generator as it was"}),
+    Look("", "put back", True, "random-changed", fields={"expected": "the GPU's generator as it was"}),
     Look("what the autotuner saves: the gain of all steps, minus the search for each new shape", "kinds", ["number"],
          lambda seen, _: "nothing-returned" if "NoneType" in seen else "no-number", holds=one_of),
     Value("", "saved", SAVED, "saves-wrong", holds=within(1e-6), fields=_case),

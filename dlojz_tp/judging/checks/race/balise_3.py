@@ -172,7 +172,7 @@ def look(rule, cases, claim, kind, hint):
 
 
 LOOKS = [
-    Look("a dictionary with an entry for each rule", "kind", "dict", "no-entry", fields=lambda seen, due: {"rules": "each rule"}),
+    Look("a dictionary with an entry for each rule", "kind", "dict", "no-entry", fields={"rules": "each rule"}),
     Look("", "absent", [], "no-entry", fields=lambda seen, due: {"rules": ", ".join(seen), "got": "", "expected": ""}),
     Look("numbers of runs", "odd", [], "wrong-runs", fields=lambda seen, due: {"where": seen[0][0], "got": f"{seen[0][1]!r}: {seen[0][2]}", "expected": ""}),
 ]  # fmt: skip

@@ -182,8 +182,8 @@ def _outputs(claim, case):
         return _layer(n_out, bias).double()(_randn(4, *lead, 6).double()).detach()
 
     yield _is_made(claim, case)
-    yield Look("", ("shape", case), (*lead, n_out), shape_hint, fields=lambda *_: {"where": where})
-    yield Look("", ("output", case), truth, hint, holds=within(1e-5), fields=lambda *_: {"where": where})
+    yield Look("", ("shape", case), (*lead, n_out), shape_hint, fields={"where": where})
+    yield Look("", ("output", case), truth, hint, holds=within(1e-5), fields={"where": where})
 
 
 def _is_padded(seen, _):

@@ -156,7 +156,7 @@ def _copy(claim, case):
     where = {"where": f"shape {tuple(x.shape)}, strides {x.stride()}"}
 
     def look(see, due, hint, **more):
-        return Look("", see, due, hint, fields=lambda *_: where, **more)
+        return Look("", see, due, hint, fields=where, **more)
 
     def memory(o):
         moved = o["copy", case].data_ptr() != o["given", case].data_ptr()
@@ -179,8 +179,8 @@ def _in_format(tensor):
 
 def _once(claim, k):
     fields = {"error": "memory_format=torch.channels_last"}
-    yield Look(claim, ("asked", k), [], "memory-format-asked", fields=lambda *_: fields)
-    yield Look("", ("moves", k), 1, "copied-twice", holds=at_most, fields=lambda seen, _: {"n": seen})
+    yield Look(claim, ("asked", k), [], "memory-format-asked", fields=fields)
+    yield Look("", ("moves", k), 1, "copied-twice", holds=at_most, fields="n")
 
 
 LOOKS = [

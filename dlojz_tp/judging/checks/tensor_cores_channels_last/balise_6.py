@@ -198,7 +198,7 @@ def _is_pair(claim, key):
     def hint(seen, _):
         return next((slug for word, slug in COPY_ERRORS.items() if word in seen.lower()), "pair-of-tensors")
 
-    return Look(claim, ("pair", key), PAIR, hint, fields=lambda seen, _: {"error": seen})
+    return Look(claim, ("pair", key), PAIR, hint, fields="error")
 
 
 def _copied(claim, key, most):
@@ -229,7 +229,7 @@ def _alike(claim, key, tol, hint):
 
 
 def _grows(claim, what):
-    return Look(claim, what, 0, "loops", holds=at_most, fields=lambda *_: {"what": what})
+    return Look(claim, what, 0, "loops", holds=at_most, fields={"what": what})
 
 
 def _more(seen, _):
@@ -286,7 +286,7 @@ LOOKS = [
     *_is_prepared("the logits are those of the given network, in float64", "double"),
     _alike("", "logits", 1e-7, "forward-differs"),
     _grows("no loop in Python: the number of operators does not grow", "batch"), _grows("", "size of the image"),
-    Look("", "channels", 24, "loops", holds=at_most, fields=lambda *_: {"what": "channels"}),
+    Look("", "channels", 24, "loops", holds=at_most, fields={"what": "channels"}),
     _converts("no conversion is left in norm(), in blur() and in the forward pass", "norm"), _in_format("norm"),
     _converts("", "blur"), _in_format("blur"), _converts("", "forward"),
     *_is_prepared("the gradients are those of the given network, and the backward pass converts nothing", "gradients"),

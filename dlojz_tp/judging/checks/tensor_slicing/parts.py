@@ -131,7 +131,7 @@ def looks(claim: str, dim: int) -> list[Look]:
 
     def share(key, where):
         return Look("", key, lambda at: _share(getattr(linear(8), key), dim, *at), "part-wrong-values",
-                    fields=lambda *_: {"name": name, "where": where})  # fmt: skip
+                    fields={"name": name, "where": where})  # fmt: skip
 
     def bytes_kept(key, hint, more):
         return Look("", key, lambda at: INPUTS * OUTPUTS * 8 // at[1], hint,
@@ -140,7 +140,7 @@ def looks(claim: str, dim: int) -> list[Look]:
 
     return [
         Look(claim, "kind", "nn.Linear", "part-not-linear", fields=told("kind", name=name)),
-        Look("", "plain changed", False, "plain-changed", fields=lambda *_: {"name": name}),
+        Look("", "plain changed", False, "plain-changed", fields={"name": name}),
         Look("", "meta", "", "part-on-meta", fields=told("what")),
         Look("", "part shape", lambda at: tuple(_share(linear(8).weight, dim, *at).shape), "part-wrong-shape",
              fields=lambda seen, due: about | {"shape": seen, "expected": f"shape {due}", "got": f"shape {seen}"}),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from dlojz_tp.judging.checking import Wrong, close
-from dlojz_tp.judging.checking.looks import Look, judged, silent
+from dlojz_tp.judging.checking.looks import Look, filled, judged, silent
 
 
 class Idea(Look):
@@ -32,7 +32,7 @@ def at_each(looks: list[Look], every: list[tuple]) -> Iterator[str]:
 
 def _placed(look, where):
     def fields(seen, due):
-        said = look.fields(seen, due)
+        said = filled(look.fields, seen, due)
         return said | {"where": ", ".join(filter(None, [where, said.get("where")]))}
 
     def ends(seen, due):

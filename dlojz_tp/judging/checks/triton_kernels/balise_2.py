@@ -48,8 +48,8 @@ def observe(softmax):
 def of_others(name, x):
     told = {"where": name, "what": name}
     yield Look(f"right for {name}", f"{name}, inside", True, "wrong-there",
-               fields=lambda seen, due: told | {"expected": "", "got": ""})  # fmt: skip
-    yield Value("", name, due(x), "wrong-there", fields=lambda seen, due: told)
+               fields=told | {"expected": "", "got": ""})  # fmt: skip
+    yield Value("", name, due(x), "wrong-there", fields=told)
 
 
 LOOKS = [

@@ -50,8 +50,8 @@ def observe(layer_norm, layer_norm_grads):
 def of_others(name, n):
     told = {"where": name, "what": name}
     yield Look(f"right for {name}", f"{name}, inside", True, "wrong-there",
-               fields=lambda seen, due: told | {"expected": "", "got": ""})  # fmt: skip
-    yield Value("", name, due(X[:2, :n]), "wrong-there", holds=within(1e-4), fields=lambda seen, due: told)
+               fields=told | {"expected": "", "got": ""})  # fmt: skip
+    yield Value("", name, due(X[:2, :n]), "wrong-there", holds=within(1e-4), fields=told)
 
 
 LOOKS = [
@@ -60,7 +60,7 @@ LOOKS = [
     Value("the mean of each row", "means", due(X)[1], "wrong-mean", holds=within(1e-4)),
     Value("1 / sqrt(variance + eps)", "rstds", due(X, 0.1)[2], "wrong-rstd", holds=within(1e-4)),
     Value("the normalised rows", "values", due(X, 0.1)[0], "wrong-norm", holds=within(1e-4)),
-    Look("x is read twice at most", "passes", 2, "third-pass", holds=at_most, fields=lambda seen, due: {"n": seen}),
+    Look("x is read twice at most", "passes", 2, "third-pass", holds=at_most, fields="n"),
     Look("never more than a block at once", "widest", BLOCK, "row-at-once", holds=at_most,
          fields=lambda seen, due: {"n": seen, "block": due}),
     *[look for name, n in OTHERS.items() for look in of_others(name, n)],
@@ -72,7 +72,7 @@ LOOKS = [
     Look("x and the gradient are read once", "gradients read", 0, "rows-read-again", holds=at_most, fields=silent),
     Value("of one short row", "gradients of one row",
           [GRAD[0, :3] * (X[0, :3] - due(X)[1][0]) * due(X)[2][0], GRAD[0, :3]], "wrong-there", holds=within(1e-4),
-          fields=lambda seen, due: {"where": "one row of 3 elements", "what": "one row of 3 elements"}),
+          fields={"where": "one row of 3 elements", "what": "one row of 3 elements"}),
 ]  # fmt: skip
 
 

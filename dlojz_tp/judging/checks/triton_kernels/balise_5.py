@@ -56,7 +56,7 @@ LOOKS = [
     ONE_LAUNCH,
     MANY_PROGRAMS,
     Look("larger images of one channel, the first its own partner", "others", DUE_OTHERS, "wrong-there",
-         fields=lambda seen, due: {"what": "two images of 1 × 60 × 50, the first its own partner"}),
+         fields={"what": "two images of 1 × 60 × 50, the first its own partner"}),
 ]  # fmt: skip
 
 

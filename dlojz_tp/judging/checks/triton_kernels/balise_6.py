@@ -80,7 +80,7 @@ LOOKS = [
     MANY_PROGRAMS,
     Look("scores around 283 or -283, blocks of 32", "finite", True, "unstable"),
     Look("", "large", truth(*LARGE), "wrong-there", holds=within(1e-3),
-         fields=lambda seen, due: {"what": "40 queries of 32 numbers in blocks of 32, with scores around 283 or -283"}),
+         fields={"what": "40 queries of 32 numbers in blocks of 32, with scores around 283 or -283"}),
 ]  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def chosen(name, size, card, options):
         return "last-of-equals" if name == "equally fast tiles" else "slower-tile"
 
     return Look(f"the best tile for {name}", name, due_tile(size, card, **options), hint,
-                fields=lambda seen, due: {"where": name})  # fmt: skip
+                fields={"where": name})  # fmt: skip
 
 
 def all_of(card, itemsize=2):

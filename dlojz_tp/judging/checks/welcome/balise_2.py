@@ -120,7 +120,7 @@ def _one(ranks, case, rank):
 def _sum_looks(claim, case):
     values = _inputs()[case]
     looks = [
-        Look(claim, "kind", "Tensor", "not-a-tensor", fields=lambda seen, _: {"kind": seen}),
+        Look(claim, "kind", "Tensor", "not-a-tensor", fields="kind"),
         Look("", "shape", (), "wrong-shape"),
         Look("", "sum", values.sum(), _mistake, holds=_right, fields=lambda seen, _: seen),
         Look("", "dtype", values.dtype, "wrong-dtype", fields=lambda seen, due: {"wanted": due, "found": seen}),
@@ -168,7 +168,7 @@ WORK_LOOKS = [
                   lambda size: size, "no-communication", holds=lambda calls, size: bool(calls) or size == 1),
         # a number for each rank, or a few numbers pickled; a share is 1000 bytes
         each_rank("", "sent", lambda size: 64 * size + 512, "whole-tensor-sent", holds=at_most,
-                  fields=lambda sent, _: {"sent": sent}),
+                  fields="sent"),
         # a few more than its share, where it looks at the first value, too
         Look("", _reads, lambda size: N // size + 8,
              lambda seen, _: "rank-0-only" if sum(read > 0 for read in seen) == 1 < len(seen) else "all-the-work",

@@ -99,7 +99,7 @@ LOOKS = [
                   "the parameters are the rounded masters of all ranks", "wrong-parameters"),
     each_rank("two bytes an element in every message; between two steps, 2 bytes for each parameter, and 12 for each "
          "one in a rank's own shard", "sent", lambda size: 4.6 * N * (size - 1) / size, "messages-in-float32", holds=at_most),
-    each_rank("", "held", _held, "held-too-much", holds=at_most, fields=lambda got, _: {"n": N}),
+    each_rank("", "held", _held, "held-too-much", holds=at_most, fields={"n": N}),
     each_rank("", "outside", 0.6 * 4 * N, "copy-outside", holds=at_most, fields=lambda got, _: {"found": got, "whole": 4 * N}),
 ]  # fmt: skip
 

@@ -101,8 +101,8 @@ LOOKS = [
     *half.weights("", "offload-wrong-weights", "", "offload-wrong-parameters"),
     _crosses("only the rank's own shard crosses the bus, in bfloat16: gradients down, parameters up", "cpu"),
     _crosses("", "gpu"),
-    each_rank("", "held", 2 * N + 2 * SLACK, "kept-on-gpu", holds=at_most, fields=lambda *_: {"expected": 2 * N}),
-    each_rank("", "after", 2 * N + 2 * SLACK, "gradient-kept-on-gpu", holds=at_most, fields=lambda *_: {"expected": 2 * N}),
+    each_rank("", "held", 2 * N + 2 * SLACK, "kept-on-gpu", holds=at_most, fields={"expected": 2 * N}),
+    each_rank("", "after", 2 * N + 2 * SLACK, "gradient-kept-on-gpu", holds=at_most, fields={"expected": 2 * N}),
     each_rank("", "reached", lambda size: 2 * N + 18 * N / size + 4 * SLACK, "whole-on-cpu", holds=at_most),  # 12 N / size, and buffers
 ]  # fmt: skip
 
