@@ -1,5 +1,6 @@
 """The modelled cards: near to what was published, the techniques in their order, and always labelled."""
 
+import ctypes
 from functools import partial
 
 import pytest
@@ -253,3 +254,14 @@ def on_the_cpu(clock):
 
 def test_layers_are_cut_on_the_cpu():
     assert on_card(on_the_cpu).result == [("cpu", "cuda", torch.float32, (64, 32))] * 3
+
+
+def in_c(clock):
+    """C reads and writes where a tensor on the CPU is, also from the middle on."""
+    x, y = torch.randn(1_000_000), torch.empty(1_000_000)
+    ctypes.memmove(y[500_000:].data_ptr(), x[500_000:].data_ptr(), 4 * 500_000)
+    return y[500_000:].data_ptr() - y.data_ptr(), torch.empty(9, device="cuda").data_ptr()
+
+
+def test_a_tensor_on_the_cpu_has_an_address():
+    assert on_card(in_c).result == (4 * 500_000, 0)

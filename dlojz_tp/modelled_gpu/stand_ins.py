@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dlojz_tp.judging.pretend_gpu import amp, rehearsed
-from dlojz_tp.judging.pretend_gpu.memory import CPU, META, TENSOR, block, real, real_device
+from dlojz_tp.judging.pretend_gpu.memory import CPU, META, TENSOR, block, real, real_device, real_storage
 
 SHOWN = {Tensor.__format__, Tensor.__repr__}
 _register_parameter = nn.Module.register_parameter
@@ -112,6 +112,15 @@ def replaced(clock, machine) -> list[tuple]:
             return real(TENSOR.numpy, x, force=force)
         return values("numpy", x, str(x.dtype).removeprefix("torch."))
 
+    def data_ptr(x):
+        """Of a tensor on the CPU: zeros, as many bytes as its values would take, for what C reads and writes there."""
+        if real_device(x) != META or block(x) is not None:
+            return real(TENSOR.data_ptr, x)
+        storage = real_storage(x)
+        if not hasattr(storage, "zeros"):
+            storage.zeros = np.zeros(max(storage.nbytes(), 1), np.uint8)
+        return storage.zeros.ctypes.data + x.storage_offset() * x.element_size()
+
     def register_parameter(module, name, x):
         """Small parameters have no values either: a gradient has to be where its parameter is."""
         if type(x) is nn.Parameter and real_device(x) == CPU and x.is_floating_point():
@@ -124,8 +133,8 @@ def replaced(clock, machine) -> list[tuple]:
         name=clock.label, total_memory=machine.capacity, major=9, minor=0, multi_processor_count=132, warp_size=32
     )
     return [
-        (torch, "compile", compiled), (torch.Tensor, "tolist", tolist),
-        (torch.Tensor, "numpy", numpy), (nn.Module, "register_parameter", register_parameter),
+        (torch, "compile", compiled), (nn.Module, "register_parameter", register_parameter),
+        (torch.Tensor, "tolist", tolist), (torch.Tensor, "numpy", numpy), (torch.Tensor, "data_ptr", data_ptr),
         # C++ compares the shapes of all ranks, which are values
         (nn.parallel.distributed, "_verify_param_shape_across_processes", lambda *args, **kwargs: None),
         (torch.cuda, "get_device_name", lambda device=None: clock.label),
