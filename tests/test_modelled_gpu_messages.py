@@ -258,3 +258,27 @@ def test_ddp_fully_shard_objects_and_checkpoints_run_by_shape(tmp_path):
         due = planner.all_reduce(4 * (2000 * 2000 + 2000), 2, LINK, "best")
         assert messages == pytest.approx([due] * 3, rel=0.02)
         assert rest == ["cpu", 7, [{"rank": 0}, {"rank": 1}]]
+
+
+def with_header(clock):
+    """Sizes come before the values, as the receiver can't know them; an object comes in its own way."""
+    me, device = dist.get_rank(), torch.device("cuda")
+    for sizes in ([2, 4096], [4096, 3]):
+        if me:
+            header = torch.empty(2, dtype=torch.int64, device=device)
+            dist.recv(header, 0)
+            got = torch.empty(header.tolist(), device=device)
+            dist.recv(got, 0)
+        else:
+            header = torch.tensor(sizes, device=device)
+            dist.send(header, 1)
+            dist.send(torch.randn(sizes, device=device), 1)
+    objects = [None if me else {"sizes": sizes}]
+    (dist.recv_object_list if me else dist.send_object_list)(objects, 1 - me, device=device)
+    first = int(header[0])
+    header += 1  # from here on, nobody knows
+    return (tuple(got.shape), objects[0], first, header.tolist()) if me else None
+
+
+def test_sizes_and_objects_travel():
+    assert on_ranks(with_header, n=2)[1].result == ((4096, 3), {"sizes": [4096, 3]}, 4096, [0, 0])

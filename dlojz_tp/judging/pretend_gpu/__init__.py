@@ -19,6 +19,7 @@ and equal the CPU's, with backward, optimizers and process groups. The files, fr
     functions.py        each function of torch
     cuda.py tensor_methods.py amp.py random_numbers.py compiling.py profiles.py     what replaces torch's
     groups.py           process groups like NCCL's
+    integers.py         short lists of integers, where others have no values
     stuck.py            messages that wait for each other
     inside.py           the way in and out
     rehearsed.py        a whole kernel and all its ranks, until they end

@@ -7,6 +7,7 @@ smallest number of its type. Source: https://docs.pytorch.org/tutorials/intermed
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from dlojz_tp.judging.pretend_gpu import integers
 from dlojz_tp.judging.pretend_gpu.machine import Copy, Race, line
 from dlojz_tp.judging.pretend_gpu.memory import (
     CPU,
@@ -75,6 +76,8 @@ def crossed(mode, source, target, non_blocking: bool) -> None:
     for memory, x in ((a, source), (b, target)):
         if memory is not None:
             streams.used(memory, mark, x is target, f"copy {way}", x)
+    if machine.clock is not None and way == "to gpu":
+        integers.copied(source, target)
     if way == "between gpus":
         streams.current(b.index).wait_stream(stream)
         return

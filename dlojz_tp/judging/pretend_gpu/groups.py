@@ -10,12 +10,14 @@ import contextlib
 import itertools
 import os
 import sys
+from collections import Counter
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.utils._python_dispatch import _disable_current_modes
 
+from dlojz_tp.judging.pretend_gpu import integers
 from dlojz_tp.judging.pretend_gpu.memory import CPU, block, device_of, is_wild, real_device, real_storage, tag, tensors
 from dlojz_tp.judging.pretend_gpu.streams import Stream, merge
 from dlojz_tp.judging.pretend_gpu.stuck import Message
@@ -37,6 +39,7 @@ class Groups:
         self.names: dict[Stream, str] = {}
         self.running: dict[int, tuple] = {}
         self.batch, self.batches = None, itertools.count()
+        self.integers = Counter()  # short lists of them sent and received, by group, sender and receiver
         self.real = {name: getattr(dist.Work, name) for name in ("wait", "is_completed", "get_future")}
 
     # ---- one collective or message
@@ -89,7 +92,9 @@ class Groups:
             if memory is not None:
                 self.streams.used(memory, mark, any(x is y for y in outputs), f"c10d::{name}", x)
         by_python, clock = _from_python(), self.machine.clock
-        if clock is not None:  # no values: nothing travels
+        if clock is not None:  # no values: nothing travels but short lists of integers
+            if message.peer is not None and integers.is_short(found[0]):
+                (integers.sent if name == "send" else integers.received)(found[0], self._key(message, name))
             whole = sum(x.nbytes for x in tensors([args[0]]))
             clock.sent(mark, message, max(whole, message.bytes - whole) if found else 0)
             work = _create_work_from_future(_done([] if by_python else map(_anywhere, tensors([args[0]]))))
@@ -108,6 +113,12 @@ class Groups:
         work = dist.Work.unbox(out[-1] if isinstance(out, tuple) else out)
         self.running[id(work)] = work, copies, dict(stream.after), index, name
         return (args[0], *out[1:]) if isinstance(out, tuple) else out
+
+    def _key(self, message, name) -> str:
+        """What both ends call this message: the n-th from one rank to another."""
+        ends = (dist.get_rank(), message.peer) if name == "send" else (message.peer, dist.get_rank())
+        self.integers[message.group, *ends] += 1
+        return f"integers/{self.number}/{message.group}/{ends}/{self.integers[message.group, *ends]}"
 
     def _stream(self, group, index) -> Stream:
         if group.group_name not in self.of:
@@ -199,7 +210,13 @@ class Groups:
             kwargs.pop("device_id", None)
             return new(ranks, timeout, None, *args, **kwargs)
 
+        def without_device(function):
+            """Objects are sent from the CPU, which has their values."""
+            return lambda *args, device=None, **kwargs: function(*args, **kwargs)
+
+        objects = ["send_object_list", "recv_object_list", "broadcast_object_list"] if self.machine.clock else []
         functions = [
+            *((name, without_device(getattr(dist, name))) for name in objects),
             ("get_backend", get_backend), ("batch_isend_irecv", batch_isend_irecv), ("new_group", new_group),
             ("init_process_group", init_process_group), ("is_nccl_available", lambda: True),
         ]  # fmt: skip

@@ -36,14 +36,16 @@ class Block:
     """Memory of one GPU, freed with its storage. bytes: rounded up as the allocator rounds; asked: as asked for.
 
     written: (stream, number) of the operation that wrote it last. read: {stream: number} of those that read it since.
-    home: the stream it was allocated for. kept: streams named by record_stream.
+    home: the stream it was allocated for. kept: streams named by record_stream. integers: a function that gives what a
+    short list of them holds, where others have no values; None where nobody knows.
     """
 
-    __slots__ = ("machine", "index", "bytes", "asked", "written", "read", "home", "kept", "__weakref__")
+    __slots__ = ("machine", "index", "bytes", "asked", "written", "read", "home", "kept", "integers", "__weakref__")
 
     def __init__(self, machine, index: int, nbytes: int, home=None):
         self.machine, self.index, self.bytes, self.asked = machine, index, 0, 0
         self.written, self.read, self.home, self.kept = None, {}, home, set()
+        self.integers = None
         self.resize(nbytes)
 
     def resize(self, nbytes: int) -> None:

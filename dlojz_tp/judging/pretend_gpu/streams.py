@@ -82,7 +82,7 @@ class Streams:
         if any(not self.after(stream, other) for other in before):
             self.machine.races.append(Race(what, tuple(x.shape), *line()))
         if writes:
-            memory.written, memory.read = mark, {}
+            memory.written, memory.read, memory.integers = mark, {}, None
         else:
             memory.read[stream] = mark[1]
 
