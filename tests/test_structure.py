@@ -104,3 +104,17 @@ def test_no_observation_pauses_inside_a_with():
                     if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in _own(block))
                 ]
     assert found == []
+
+
+ROWS = "Look", "Value", "each_rank", "mistake_look", "recognised"
+
+
+def test_a_row_has_one_lambda_at_most():
+    crowded = []
+    for path in (PACKAGE / "judging" / "checks").rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in ROWS:
+                values = [*call.args, *(keyword.value for keyword in call.keywords)]
+                if sum(isinstance(value, ast.Lambda) for value in values) > 1:
+                    crowded.append(f"{path.relative_to(PACKAGE)}:{call.lineno}")
+    assert not crowded, "a second lambda gets a name"

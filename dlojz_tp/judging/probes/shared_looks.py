@@ -41,10 +41,21 @@ def each_rank(claim, key, due, hint, *, holds=same, fields=None) -> Look:
     return Look(claim, key, due, slug, holds=lambda seen, due: first(seen, due) is None, fields=all_fields)
 
 
+def mistake_look(claim: str, see, due, find, kind=Look) -> Look:
+    """A look at a mistake that find(seen, due) recognises: nothing where all is right, else (hint, its fields)."""
+
+    def hint(seen, due):
+        return find(seen, due)[0]
+
+    def fields(seen, due):
+        return find(seen, due)[1]
+
+    return kind(claim, see, due, hint, holds=lambda seen, due: not find(seen, due), fields=fields)
+
+
 def recognised(claim: str, find, kind=Look) -> Look:
-    """A look at a mistake that find(observed) recognises: nothing where all is right, else (hint, its fields)."""
-    return kind(claim, find, None, lambda found, _: found[0], holds=lambda found, _: not found,
-                fields=lambda found, due: silent(found, due) | found[1])  # fmt: skip
+    """`mistake_look` at all that was observed, find(observed); the hint says it all, and no values are shown."""
+    return mistake_look(claim, find, None, lambda found, due: found and (found[0], silent(found, due) | found[1]), kind)
 
 
 def stacked(key) -> Callable:

@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 
 from dlojz_tp.judging.checking import Wrong, close
-from dlojz_tp.judging.checking.looks import Look, form, judged, silent, within
+from dlojz_tp.judging.checking.looks import Look, filled, form, judged, silent, within
 from dlojz_tp.judging.checks.compile.c_probe import Probe, run_c
+from dlojz_tp.judging.probes.shared_looks import recognised
 from dlojz_tp.measure import compiling
 
 BUILD_SECONDS = 40.0  # a page of C takes a tenth of a second; a busy machine takes its time
@@ -131,12 +132,13 @@ def wrapped(fused_gelu, x, may_refuse):
 def of_command(hint, holds):
     """A look at the words of the command; holds(words, the name after -o)."""
 
-    def output(words):
+    def find(seen):
+        words = seen["words"]
         at = next((i for i, word in enumerate(words) if word.startswith("-o")), None)
-        return None if at is None else Path(words[at][2:] or "".join(words[at + 1 : at + 2])).name
+        output = None if at is None else Path(words[at][2:] or "".join(words[at + 1 : at + 2])).name
+        return not holds(words, output) and (hint, {"got": " ".join(words)})
 
-    return Look("", "words", "", hint, holds=lambda words, _: holds(words, output(words)),
-                fields=lambda words, _: {"got": " ".join(words)})  # fmt: skip
+    return recognised("", find)
 
 
 def of_failure(seen, _):
@@ -145,9 +147,13 @@ def of_failure(seen, _):
     return "no-gelu" if "gelu" in seen else "no-libm" if "undefined symbol" in seen else "command-failed"
 
 
-def far(seen, due):
-    """How far y is from the truth, for 1003 numbers."""
-    return ((seen - due).abs() / (1 + NUMBERS[1].abs())).max().item()
+def first_line(seen, _):
+    return {"error": seen.splitlines()[0].strip()}
+
+
+def near(seen, due):
+    """Whether y is the truth, for 1003 numbers."""
+    return ((seen - due).abs() / (1 + NUMBERS[1].abs())).max().item() <= 5e-6
 
 
 def of_values(seen, due):
@@ -163,7 +169,7 @@ def of_values(seen, due):
     }
     left = (seen - 1e30).abs() < 1e24  # what stood there before
     unwritten = "nothing-written" if left.all() else "n-ignored" if left.any() else "wrong-gelu"
-    return next((slug for slug, values in known.items() if min(far(seen, one) for one in values) < 5e-6), unwritten)
+    return next((slug for slug, values in known.items() if any(near(seen, one) for one in values)), unwritten)
 
 
 def first(holds):
@@ -175,6 +181,15 @@ def first(holds):
 
 def typed(seen, _):
     return {"kind": seen[0][0], "expected": "int64_t", "got": seen[0][1]}
+
+
+def misused(seen, _):
+    """Why what the wrapper handed to C is of no use."""
+    return "unusable" if ": " in seen[0] else seen[0]
+
+
+def from_library(seen, _):
+    return {"n": seen["n"], "expected": "what gelu wrote to y", "got": seen["got"]}
 
 
 def of_result(seen, due):
@@ -195,19 +210,18 @@ def looks_at(where, claim=""):
     due, most = (3 * x.float() + 1).to(x.dtype), 1e-2 if x.dtype == torch.bfloat16 else 1e-5
     told = {"where": where, "right": x.numel(), "dtype": str(x.dtype)[6:]}
 
-    def look(key, due, hint, holds=None, fields=lambda seen: {}):
+    def look(key, due, hint, holds=None, fields=None):
         hint = "storage-address" if "from the 17th" in where else hint
-        return Look(claim, f"{where}: {key}", due, hint, holds=holds, fields=lambda seen, due: told | fields(seen))
+        return Look(claim, f"{where}: {key}", due, hint, holds=holds,
+                    fields=lambda seen, due: told | filled(fields, seen, due))  # fmt: skip
 
     return [
-        look("mistake", "", lambda seen, _: "unusable" if ": " in seen[0] else seen[0],
-             fields=lambda seen: {"error": seen[0], "n": seen[1], "got": "", "expected": ""}),
+        look("mistake", "", misused, fields=lambda seen, _: dict(zip(("error", "n"), seen)) | silent(seen, _)),
         look("called", True, "not-called"),
         look("form", form(x), "wrong-kind"),
-        look("bits", 64, "short-n", lambda seen, due: seen >= due, lambda seen: {"bits": seen}),
+        look("bits", 64, "short-n", lambda seen, due: seen >= due, "bits"),
         look("input", True, "input-changed"),
-        look("y", due, of_result, lambda seen, due: seen is None or close(seen["got"], due, most),
-             lambda seen: {"n": seen["n"], "expected": "what gelu wrote to y", "got": seen["got"]}),
+        look("y", due, of_result, lambda seen, due: seen is None or close(seen["got"], due, most), from_library),
     ]  # fmt: skip
 
 
@@ -224,17 +238,16 @@ LOOKS = [
     of_command("not-optimised",
                lambda words, output: ["", *(word for word in words if re.fullmatch(r"-O\S*", word))][-1] in LEVELS),
     Look("the C text compiles, and the library loads", "text", "str", "not-c-text"),
-    Look("", "command error", "", "command-failed", fields=lambda seen, _: {"error": seen.splitlines()[0].strip()}),
+    Look("", "command error", "", "command-failed", fields=first_line),
     Look("", "text error", "", lambda seen, _: "no-libm" if "undefined reference" in seen else "c-error",
-         fields=lambda seen, _: {"error": seen.splitlines()[0].strip()}),
+         fields=first_line),
     Look("the C function computes the exact GELU of n numbers, and changes nothing else", "failed", "", of_failure,
          # the loader's message begins with the library's path
          fields=lambda seen, _: {
              "n": "1, 1003, 0 and 7", "error": seen if "gelu" in seen else seen.split(": ", 2)[-1]}),
     Look("", "arguments", "const float *x, float *y, int64_t n", "double-pointer",
          holds=lambda seen, _: "double" not in seen),
-    Look("", lambda seen: seen["y"][1], gelu(NUMBERS[1]), of_values, holds=lambda seen, due: far(seen, due) <= 5e-6,
-         fields=lambda seen, _: {"n": len(seen)}),
+    Look("", lambda seen: seen["y"][1], gelu(NUMBERS[1]), of_values, holds=near, fields={"n": len(NUMBERS[1])}),
     Look("", "kept", [True] * 4, "c-changes-input", fields=silent),
     Look("", "outside", [0] * 4, lambda seen, _: "past-the-end" if next(filter(None, seen)) == 1 else "n-ignored",
          fields=first(lambda outside, _: not outside)),

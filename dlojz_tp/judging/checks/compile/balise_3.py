@@ -9,6 +9,7 @@ from dlojz_tp.judging.checking import close
 from dlojz_tp.judging.checking.looks import Look, Value, judged, silent, within
 from dlojz_tp.judging.checks.compile.fresh import Graphs, fresh
 from dlojz_tp.judging.probes.seeded import seeded
+from dlojz_tp.judging.probes.shared_looks import recognised
 
 
 def drawn(rows, seed):
@@ -167,21 +168,30 @@ REASONS = {  # hint: words in what Dynamo says of a break
 }
 
 
-def stopped(breaks, _):
-    """Hint and fields of the first break that is known; of the last if none is."""
-    for said, line in breaks:
+def stopped(seen):
+    """Hint and fields of the first break that is known; of the last if none is; nothing where there is no break."""
+    for said, line in seen["breaks"]:
+        told = {"line": line, "expected": []}
         for slug, words in REASONS.items():
             if any(word in said for word in words):
-                return slug, {"line": line, "got": ""}
-    return "breaks-left", {"line": line, "reason": said.splitlines()[0], "got": ""}
+                return slug, told
+    return seen["breaks"] and ("breaks-left", told | {"reason": said.splitlines()[0]})
+
+
+def many_graphs(seen):
+    n, slug = seen["graphs"]
+    return n > 1 and (slug, {"expected": 1, "n": 2 * len(INPUTS) + 1, "n_graphs": n})
 
 
 def looks_at(scene, claim="", unknown="logits-differ", most=1e-4):
     """unknown: the hint for logits that no known mistake gives."""
 
-    def of_gradients(seen, due):
-        nan = seen[odd(seen, due)].isnan().any()
-        return "gradients-differ" if scene != ZEROS else "nan-gradients" if nan else "zero-gradients"
+    def of_gradients(seen):
+        found = seen[f"{scene}: gradients"]
+        if not (name := odd(found, TRUTH[scene]["gradients"])):
+            return None
+        zeros = "nan-gradients" if found[name].isnan().any() else "zero-gradients"
+        return zeros if scene == ZEROS else "gradients-differ", {"where": f"{scene}: gradient of {name}"}
 
     def of_logits(seen, due):
         return "nan-logits" if torch.is_tensor(seen) and seen.isnan().any() else unknown
@@ -189,8 +199,7 @@ def looks_at(scene, claim="", unknown="logits-differ", most=1e-4):
     return [
         Value(claim, f"{scene}: logits", TRUTH[scene]["logits"], of_logits, holds=within(most),
               fields={"where": scene}),
-        Look("", f"{scene}: gradients", TRUTH[scene]["gradients"], of_gradients, holds=lambda *pair: not odd(*pair),
-             fields=lambda *pair: {"where": f"{scene}: gradient of {odd(*pair)}"} | silent(*pair)),
+        recognised("", of_gradients),
     ]  # fmt: skip
 
 
@@ -211,12 +220,11 @@ LOOKS = [
     Look("", "peaks", [plain("usual", x)["peak"] for x in PEAKED], "peak-wrong", holds=within(1e-4)),
     Look("", "graph", False, "peak-graph"),
     Look("Dynamo captures one graph", "traced", True, "not-traced"),
-    Look("", "breaks", [], lambda *pair: stopped(*pair)[0], fields=lambda *pair: stopped(*pair)[1]),
+    recognised("", stopped),
     Look("", "compiled", [*COMPILED, TRUTH[ZEROS]], "compiled-differs", holds=lambda *pair: all(map(agrees, *pair)),
          fields=silent),
     Look("", "compiled peaks", [one["peak"] for one in COMPILED], "compiled-differs", holds=within(1e-4)),
-    Look("", "graphs", 1, lambda seen, _: seen[1], holds=lambda seen, due: seen[0] <= due,
-         fields=lambda seen, _: {"n": 2 * len(INPUTS) + 1, "n_graphs": seen[0], "got": ""}),
+    recognised("", many_graphs),
 ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from dlojz_tp.judging.checking.looks import Look, form, judged, within
 from dlojz_tp.judging.checks.compile import pooling
 from dlojz_tp.judging.checks.compile.fresh import Graphs, fresh, no_inductor
 from dlojz_tp.judging.probes.gpus import on_gpu
+from dlojz_tp.judging.probes.shared_looks import recognised, said
 
 
 def wave(x):
@@ -159,18 +160,21 @@ def dynamic_hint(got, due):
 
 
 def look_at_count(scene):
-    def fields(seen, due):
-        return {
-            "got": seen["got"],
-            "where": scene,
-            "again": seen["got"],
-            "first": due,
-            "n": seen.get("calls"),
-            "calls": 4,
-        }
+    def right(seen, due):
+        return type(seen["got"]) is int and seen["got"] == due and not seen["inductor"]
 
-    return Look("graphs of a function whose shapes change", scene, lambda _: truth(scene)[0], count_hint, fields=fields,
-                holds=lambda seen, due: type(seen["got"]) is int and seen["got"] == due and not seen["inductor"])  # fmt: skip
+    def fields(seen, due):
+        got = seen["got"]
+        return {"got": got, "where": scene, "again": got, "first": due, "n": seen.get("calls"), "calls": 4}
+
+    return Look("graphs of a function whose shapes change", scene, lambda _: truth(scene)[0], count_hint, holds=right,
+                fields=fields)  # fmt: skip
+
+
+def remembered(seen):
+    first, again = seen["twice"]
+    told = {"first": first, "again": again, "expected": first, "got": again}
+    return None if first == again else ("remembered", told)
 
 
 def pad_looks(k, x, multiple):
@@ -214,8 +218,7 @@ def pad_looks(k, x, multiple):
 
 LOOKS = [
     *map(look_at_count, COUNTED),
-    Look("", "twice", "", "remembered", holds=lambda seen, _: seen[0] == seen[1],
-         fields=lambda seen, _: {"first": seen[0], "again": seen[1], "expected": seen[0], "got": seen[1]}),
+    recognised("", remembered),
     Look("", "calls", 4, "calls-left-out", fields=lambda seen, due: {"n": seen, "calls": due}),
     Look("", "limits", [], "limit-changed", fields=lambda seen, _: {"limit": seen[0], "got": ""}),
     *(look for k, given in enumerate(PADDED) for look in pad_looks(k, *given)),
@@ -223,7 +226,7 @@ LOOKS = [
     Look("twelve lengths, three shapes, three graphs", "compiled", POOLED, "wrong-pool", holds=within(1e-4)),
     Look("", "graphs", 3, "pool-recompiles", fields=lambda seen, due: {"found": seen, "right": due}),
     Look("all of it on the device of x", "device", "", "made-on-cpu", holds=lambda seen, _: seen[0] != "elsewhere",
-         fields=lambda seen, _: {"error": seen[1], "got": ""}),
+         fields=said),
 ]  # fmt: skip
 
 

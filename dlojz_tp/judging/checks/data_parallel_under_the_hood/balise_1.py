@@ -13,7 +13,7 @@ from dlojz_tp.judging.checks.data_parallel_under_the_hood.common import by_world
 from dlojz_tp.judging.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.judging.probes.ranks import some_returned, waits_in
 from dlojz_tp.judging.probes.seeded import seeded
-from dlojz_tp.judging.probes.shared_looks import each_rank
+from dlojz_tp.judging.probes.shared_looks import each_rank, recognised
 from dlojz_tp.judging.probes.traffic import Traffic, on_the_wire, sent, volume
 from dlojz_tp.judging.probes.withheld import Withheld
 
@@ -146,20 +146,25 @@ def left_out(name, right, telling):
 def tensors(claim, names):
     """A look at these tensors of all ranks."""
 
-    def fields(ranks, _):
-        name, rank = first_wrong(ranks, names)
+    def find(ranks):
+        if not (first := first_wrong(ranks, names)):
+            return None
+        name, rank = first
         value, where = ranks[rank]["values"].get(name), f"{name} on rank {rank} of {len(ranks)}"
         source = None if value is None else [*sources(ranks, name, rank), None][0]
-        return {"expected": TRUTH[name], "got": value, "rank": rank, "name": name, "source": source, "where": where}
+        told = {"expected": TRUTH[name], "got": value, "rank": rank, "name": name, "source": source, "where": where}
+        return mistake(ranks, name, rank), told
 
-    return Look(claim, lambda ranks: ranks, "", lambda ranks, _: mistake(ranks, *first_wrong(ranks, names)),
-                holds=lambda ranks, _: first_wrong(ranks, names) is None, fields=fields)  # fmt: skip
+    return recognised(claim, find)
 
 
 def sends(claim, count, most, hint):
     """A look at bytes of the rank that has fewest: rank 0 may send to each of the others."""
-    return Look(claim, lambda ranks: min(count(got["events"]) for got in ranks), most, hint, holds=at_most,
-                fields=lambda seen, _: {"sent": seen, "held": HELD})  # fmt: skip
+
+    def fewest(ranks):
+        return min(count(got["events"]) for got in ranks)
+
+    return Look(claim, fewest, most, hint, holds=at_most, fields=lambda seen, _: {"sent": seen, "held": HELD})
 
 
 LOOKS = [

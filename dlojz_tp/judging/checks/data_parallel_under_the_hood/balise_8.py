@@ -12,6 +12,7 @@ from dlojz_tp.judging.checking.looks import Look, judged
 from dlojz_tp.judging.checks.data_parallel_under_the_hood.common import on_ranks, own_work
 from dlojz_tp.judging.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.judging.probes.ranks import hung
+from dlojz_tp.judging.probes.shared_looks import recognised
 from dlojz_tp.judging.probes.traffic import Traffic, sent
 from dlojz_tp.judging.probes.withheld import Kept
 from dlojz_tp.launch import RankError
@@ -102,20 +103,17 @@ def observe(ring_all_reduce):
     return {"seen": seen, "failure": failure}
 
 
-def look_at(cases, hint, wrong, fields=lambda one: {}, claim=""):
-    """A look at some cases: wrong(one) says whether one of them on one rank is; hint, fields: of the first."""
+def look_at(cases, find, claim=""):
+    """A look at some cases: what find(one) finds in one of them on one rank; see `recognised`."""
 
-    def first(seen):
-        return next((one for one in seen if wrong(one)), None)
+    def first(observed):
+        for one in observed["seen"]:
+            if one.case in cases and (wrong := find(one)):
+                where = f"rank {one.rank} of {one.size}, {' × '.join(map(str, CASES[one.case][0]))} values"
+                return wrong[0], {"rank": one.rank, "where": where} | wrong[1]
+        return None
 
-    def told(seen, _):
-        one = first(seen)
-        where = f"rank {one.rank} of {one.size}, {' × '.join(map(str, CASES[one.case][0]))} values"
-        return {"rank": one.rank, "where": where, "expected": "", "got": ""} | fields(one)
-
-    return Look(claim, lambda observed: [one for one in observed["seen"] if one.case in cases], "",
-                (lambda seen, _: hint(first(seen))) if callable(hint) else hint,
-                holds=lambda seen, _: first(seen) is None, fields=told)  # fmt: skip
+    return recognised(claim, first)
 
 
 def sum_hint(one):
@@ -147,37 +145,48 @@ def sum_hint(one):
     return "half-a-ring" if good.any() or torch.isclose(found, theirs[one.rank]).any() else "wrong-sum"
 
 
-def sums(cases, claim=""):
-    return look_at(cases, sum_hint, lambda one: not is_sum(one.sum, one.case, one.size) or one.sum.dtype != CASES[one.case][1],
-                   lambda one: {"expected": own(one.case, one.size).sum(dim=0), "got": one.sum}, claim)  # fmt: skip
+def not_the_sum(one):
+    if is_sum(one.sum, one.case, one.size) and one.sum.dtype == CASES[one.case][1]:
+        return None
+    return sum_hint(one), {"expected": own(one.case, one.size).sum(dim=0), "got": one.sum}
 
 
-def volumes(one):
-    """Fields: what is sent, and what is allowed: 2 (N − 1) chunks."""
-    return {"sent": sum(nbytes for _, nbytes in one.messages), "allowed": 2 * (one.size - 1) * -(-BIG // one.size) * 4}
+def too_much(one):
+    """Whether it sends more than 2 (N − 1) chunks."""
+    sent, allowed = sum(nbytes for _, nbytes in one.messages), 2 * (one.size - 1) * -(-BIG // one.size) * 4
+    return sent > allowed and ("whole-tensor-round", {"sent": sent, "allowed": allowed})
 
 
-def peers(one):
-    return sorted({peer for peer, nbytes in one.messages if nbytes})
+def strangers(one):
+    peers = sorted({peer for peer, nbytes in one.messages if nbytes})
+    far = any((peer - one.rank) % one.size not in (1, one.size - 1) for peer in peers)
+    return far and ("not-a-neighbour", {"peers": ", ".join(map(str, peers))})
+
+
+def other_bits(one):
+    if torch.equal(one.sum, one.first["sum"]):
+        return None
+    return "bits-differ", {"error": f"by up to {(one.sum - one.first['sum']).abs().max().item():.2g}"}
+
+
+def held(one):
+    """Whether it holds too much; of few ranks a chunk is half a tensor: four of them tell."""
+    return one.peak > 4 * BIG * (1 + 3.2 / one.size) and ("memory", {"peak": one.peak, "held": 4 * BIG})
 
 
 LOOKS = [
-    look_at(CASES, "ring-not-waited", lambda one: one.stopped, claim="the sum of 12 values on 2, 3 and 4 ranks, and on one rank"),
-    look_at(CASES, "send-dropped", lambda one: one.dropped),
-    look_at(CASES, "collective-used", lambda one: one.others, lambda one: {"name": one.others[0]}),
-    sums(["twelve"]),
+    look_at(CASES, lambda one: one.stopped and ("ring-not-waited", {}),
+            "the sum of 12 values on 2, 3 and 4 ranks, and on one rank"),
+    look_at(CASES, lambda one: one.dropped and ("send-dropped", {})),
+    look_at(CASES, lambda one: one.others and ("collective-used", {"name": one.others[0]})),
+    look_at(["twelve"], not_the_sum),
     Look("", "failure", "", "does-not-divide", fields=lambda seen, _: {"error": seen, "got": ""}),
-    look_at(["big"], "whole-tensor-round", lambda one: volumes(one)["sent"] > volumes(one)["allowed"], volumes,
-            "only messages to a neighbour, 2 (N − 1) / N of the tensor from each rank"),
-    look_at(["big"], "not-a-neighbour", lambda one: any((peer - one.rank) % one.size not in (1, one.size - 1) for peer in peers(one)),
-            lambda one: {"peers": ", ".join(map(str, peers(one)))}),
-    *(sums([case], "sizes that are not multiples of the number of ranks: 13, 5, 2 and 1 values; a table, integers, a "
-           "transposed tensor") for case in CASES),
-    look_at(["big"], "bits-differ", lambda one: not torch.equal(one.sum, one.first["sum"]),
-            lambda one: {"error": f"by up to {(one.sum - one.first['sum']).abs().max().item():.2g}"}, "all ranks hold the same bits"),
-    # of few ranks a chunk is half a tensor: four of them tell
-    look_at(["big"], "memory", lambda one: one.peak > 4 * BIG * (1 + 3.2 / one.size), lambda one: {"peak": one.peak, "held": 4 * BIG},
-            "memory: the sum and little more"),
+    look_at(["big"], too_much, "only messages to a neighbour, 2 (N − 1) / N of the tensor from each rank"),
+    look_at(["big"], strangers),
+    *(look_at([case], not_the_sum, "sizes that are not multiples of the number of ranks: 13, 5, 2 and 1 values; a "
+              "table, integers, a transposed tensor") for case in CASES),
+    look_at(["big"], other_bits, "all ranks hold the same bits"),
+    look_at(["big"], held, "memory: the sum and little more"),
 ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from dlojz_tp.judging.checking.looks import Look, judged, silent
 from dlojz_tp.judging.checks.ddp import world
 from dlojz_tp.judging.probes.gpus import MIXED, left_on_cpu, on_gpus
 from dlojz_tp.judging.probes.ranks import died, hung, on_ranks
-from dlojz_tp.judging.probes.shared_looks import each_rank
+from dlojz_tp.judging.probes.shared_looks import each_rank, recognised
 
 KNOWN = tuple((sign, "out-of-step") for sign in (hung, died, "onnection"))
 ON_GPUS = (
@@ -147,10 +147,13 @@ def _trains(ranks, **options):
     return close(ranks[0]["weights"], _replay(ranks, **options)[0], 1e-7)
 
 
-def _mistake(ranks, _):
+def _mistake(ranks):
+    if _trains(ranks):
+        return None
     known = (("divided-twice", {"scale": 1 / len(ranks)}), ("summed-gradients", {"scale": len(ranks)}),
              ("gradients-not-cleared", {"clear": False}))  # fmt: skip
-    return next((slug for slug, options in known if _trains(ranks, **options)), "wrong-training")
+    slug = next((slug for slug, options in known if _trains(ranks, **options)), "wrong-training")
+    return slug, {"expected": _replay(ranks)[0], "got": ranks[0]["weights"]}
 
 
 def _other_rates(ranks):
@@ -170,8 +173,16 @@ def _reported(ranks, rank):
     yield {"numbers": (losses, rank, ranks)}
 
 
-def _wrong_losses(seen, replayed):
-    (losses, rank, ranks), (_, due, means) = seen, replayed
+def _wrong_losses(observed):
+    losses, rank, ranks = observed["numbers"]
+    _, due, means = _replay(ranks)
+    if close(losses, due[-len(losses) :], 1e-5):
+        return None
+    slug = _loss_mistake(losses, rank, ranks, due, means)
+    return slug, {"expected": due, "got": losses, "seen": _samples(ranks), "n": N}
+
+
+def _loss_mistake(losses, rank, ranks, due, means):
     if close(losses, means, 1e-5):
         return "loss-unweighted"
     if any(not close(list(other["losses"]), list(losses), 1e-7) for other in ranks):
@@ -186,23 +197,35 @@ def _samples(ranks):
     return sum(map(len, _orders(ranks))) // EPOCHS
 
 
-ALL = lambda ranks: ranks  # noqa: E731
+def _not_two(ranks):
+    for rank, got in enumerate(ranks):
+        if got["kind"] not in ("module", "wrapper"):
+            slug = "nothing-returned" if got["kind"] == "nothing" else "not-two"
+            return slug, {"expected": "(module, losses)", "got": got["losses"], "where": f"rank {rank} of {len(ranks)}"}
+    return None
+
+
+def _batch_size(ranks):
+    return sum(len(rank["seen"][0]) for rank in ranks)
+
+
+def _start(ranks):
+    """The first samples of rank 0; the tail of an epoch may be padding."""
+    return sum((step[0] for step in _epochs(ranks)[0]), [])[:7]
+
+
 SHARES = [
-    each_rank("each rank takes its own share, in a different order each epoch", ALL, "(module, losses)",
-              lambda got, _: "nothing-returned" if got["kind"] == "nothing" else "not-two",
-              holds=lambda got, _: got["kind"] in ("module", "wrapper"), fields=lambda got, _: {"got": got["losses"]}),
+    recognised("each rank takes its own share, in a different order each epoch", _not_two),
     each_rank("", "kind", "module", "wrapper-returned", fields=silent),
     Look("", _unequal, [], "batches-differ",
          fields=lambda seen, due: {"step": seen[0][0], "sizes": seen[0][1]} | silent(seen, due)),
     Look("", "seen", None, "no-sampler", fields=silent,
          holds=lambda seen, _: len(seen) == 1 or any(one != seen[0] for one in seen)),
-    Look("", lambda ranks: sum(len(rank["seen"][0]) for rank in ranks), BATCH, "batch-not-shared",
-         fields=lambda found, due: {"found": found, "wanted": due}),
+    Look("", _batch_size, BATCH, "batch-not-shared", fields=lambda found, due: {"found": found, "wanted": due}),
     Look("", _overlaps, [], "shares-overlap", fields=lambda seen, due: {
         "repeated": f", and a sample was seen again {seen[0][0]} times" * bool(seen[0][0]),
         "missing": seen[0][1], "n": N} | silent(seen, due)),
-    Look("", lambda ranks: sum((step[0] for step in _epochs(ranks)[0]), [])[:7], None, "not-shuffled",
-         holds=lambda order, _: order != sorted(order)),  # the tail may be padding
+    Look("", _start, None, "not-shuffled", holds=lambda order, _: order != sorted(order)),
     Look("", _epochs, None, "set-epoch-forgotten", holds=lambda epochs, _: epochs[0] != epochs[1], fields=silent),
 ]  # fmt: skip
 WEIGHTS = [
@@ -210,15 +233,12 @@ WEIGHTS = [
          holds=lambda seen, _: all(close(one, seen[0], 1e-9) for one in seen), fields=silent),
     Look("", _other_rates, [], "rate-changed",
          fields=lambda found, _: {"found": found[0], "wanted": RATE, "expected": RATE, "got": found[0]}),
-    Look("", ALL, None, _mistake, holds=lambda ranks, _: _trains(ranks),
-         fields=lambda ranks, _: {"expected": _replay(ranks)[0], "got": ranks[0]["weights"]}),
+    recognised("", _mistake),
 ]  # fmt: skip
 LOSSES = [
     Look("every rank reports the mean loss over all samples", "losses", f"{EPOCHS} floats", "losses-not-numbers",
          holds=_are_floats),
-    Look("", "numbers", lambda replayed: replayed, _wrong_losses,
-         holds=lambda seen, replayed: close(seen[0], replayed[1][-len(seen[0]) :], 1e-5),
-         fields=lambda seen, replayed: {"expected": replayed[1], "got": seen[0], "seen": _samples(seen[2]), "n": N}),
+    recognised("", _wrong_losses),
 ]  # fmt: skip
 
 
@@ -231,7 +251,7 @@ def balise_1(join_world, train):
             yield from judged(looks, lambda ranks=ranks: ranks, where=f"{size} rank{'s' * (size > 1)}")
     for size, ranks in worlds.items():
         for rank in range(size):
-            yield from judged(LOSSES, _reported, ranks, rank, at=_replay(ranks), where=f"rank {rank} of {size}")
+            yield from judged(LOSSES, _reported, ranks, rank, where=f"rank {rank} of {size}")
     yield "the same where torchrun starts two ranks with a GPU each"
     with tempfile.TemporaryDirectory(prefix="dlojz-store-") as folder:
         on_gpus(_on_gpu, join_world, train, folder, known=ON_GPUS)

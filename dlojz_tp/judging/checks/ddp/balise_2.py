@@ -14,7 +14,7 @@ from dlojz_tp.judging.checking import close
 from dlojz_tp.judging.checking.looks import Look, judged, silent
 from dlojz_tp.judging.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.judging.probes.ranks import on_ranks
-from dlojz_tp.judging.probes.shared_looks import each_rank
+from dlojz_tp.judging.probes.shared_looks import each_rank, recognised
 from dlojz_tp.judging.probes.traffic import Traffic
 from dlojz_tp.judging.probes.withheld import Withheld
 
@@ -152,32 +152,36 @@ def _fair(n, size):
     return -(-n // size)
 
 
+def _largest_share(at):  # samples, ranks
+    return max(_fair(*at), sum(divmod(*at)))
+
+
+def _told(*names, **more):
+    """A look's `fields`: what was seen, item by item, under these names; no values."""
+    return lambda got, due: dict(zip(names, got)) | more | silent(got, due)
+
+
 CLAIM = "{} samples over 1, 2, 3 and 4 ranks: loss and accuracy of all of them, on every rank"
 VALUES = {n: [
     Look(CLAIM.format(n), "answer", "two floats: loss, accuracy", "evaluate-not-two", holds=_two_floats),
     Look("", "all", _truth(n), _named, holds=lambda seen, due: close(seen[0], due, 1e-5), fields=_about),
 ] for n in SIZES}  # fmt: skip
-EMPTY = [
-    Look(CLAIM.format(SIZES[-1]), lambda error: error, "", "empty-share-fails",
-         fields=lambda error, _: {"size": error.world_size, "error": error.summary, "got": ""}),
-]  # fmt: skip
+EMPTY = [recognised(CLAIM.format(SIZES[-1]), lambda error: (
+    "empty-share-fails", {"size": error.world_size, "error": error.summary}))]  # fmt: skip
 WORK = [
     each_rank("each rank goes through its own share, in eval mode, without recording gradients",
               "trained", False, "evaluate-train-mode", fields=silent),
     each_rank("", "changed", [], "mode-not-restored",
               fields=lambda got, due: dict(zip(("what", "before", "after"), got[0])) | silent(got, due)),
     each_rank("", "recorded", False, "evaluate-records", fields=silent),
-    each_rank("", "read", lambda at: at, "whole-set-everywhere",  # at: samples, ranks
-              holds=lambda got, due: got <= max(_fair(*due), sum(divmod(*due))),
-              fields=lambda got, due: {"read": got, "n": due[0], "fair": _fair(*due)} | silent(got, due)),
+    each_rank("", "share", _largest_share, "whole-set-everywhere",
+              holds=lambda got, due: got[0] <= due, fields=_told("read", "n", "fair")),
 ]  # fmt: skip
 MESSAGES = [
     each_rank("a few bytes are exchanged, however many batches there are", "messages", 3, "message-each-batch",
-              holds=lambda got, due: got[0] <= due,
-              fields=lambda got, due: dict(zip(("calls", "batches"), got)) | silent(got, due)),
-    each_rank("", lambda ranks: [(found["sent"], found["fewer"]) for found in ranks], 2048, "results-gathered",
-              holds=lambda got, due: got[0] <= min(got[1] + 16, due),  # all_gather_object needs some hundred bytes
-              fields=lambda got, due: {"sent": got[0], "fewer": got[1], "n": SIZES[0], "few": EVEN} | silent(got, due)),
+              holds=lambda got, due: got[0] <= due, fields=_told("calls", "batches")),
+    each_rank("", "both sent", 2048, "results-gathered", fields=_told("sent", "fewer", n=SIZES[0], few=EVEN),
+              holds=lambda got, due: got[0] <= min(got[1] + 16, due)),  # all_gather_object needs some hundred bytes
     each_rank("", "largest", BATCH, "batch-size-ignored",  # every share is larger
               fields=lambda got, due: {"found": got, "wanted": due} | silent(got, due)),
 ]  # fmt: skip
@@ -208,9 +212,10 @@ def balise_2(evaluate):
     if empty:
         yield from judged(EMPTY, lambda: empty)
     for (size, ranks), n in itertools.product(worlds.items(), sizes):
-        yield from judged(WORK, lambda seen=[found[n] for found in ranks]: seen, at=(n, size))
+        seen = [found[n] | {"share": (found[n]["read"], n, _fair(n, size))} for found in ranks]
+        yield from judged(WORK, lambda seen=seen: seen, at=(n, size))
     for ranks in worlds.values():
-        seen = [found[SIZES[0]] | {"fewer": found[EVEN]["sent"]} for found in ranks]
+        seen = [found[SIZES[0]] | {"both sent": (found[SIZES[0]]["sent"], found[EVEN]["sent"])} for found in ranks]
         yield from judged(MESSAGES, lambda seen=seen: seen)
     yield "the same where each of two ranks has a GPU"
     on_gpus(_on_gpu, evaluate, known=left_on_cpu("evaluate-not-on-gpu"))

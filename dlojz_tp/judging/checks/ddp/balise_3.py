@@ -181,11 +181,18 @@ def _gradient(case):
     return hint
 
 
+def _sum_is(seen, due):
+    return not any(isinstance(g, str) for g in seen) and close(sum(seen), due, 1e-7)
+
+
 def _of_all(case, name):
     """A look at the gradient of the weight or the bias, summed over the ranks."""
+
+    def about(seen, _):
+        return {"got": "", "where": f"{len(seen)} ranks, summed", "name": name}
+
     return Look("", f"{case} {name}", lambda size: getattr(_truth(size, case)[2], name).grad, "weight-gradient-wrong",
-                holds=lambda seen, due: not any(isinstance(g, str) for g in seen) and close(sum(seen), due, 1e-7),
-                fields=lambda seen, _: {"got": "", "where": f"{len(seen)} ranks, summed", "name": name})  # fmt: skip
+                holds=_sum_is, fields=about)  # fmt: skip
 
 
 def _running(name):

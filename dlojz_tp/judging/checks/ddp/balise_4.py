@@ -126,6 +126,10 @@ def _wrong(seen, due):
     return next(off, None)
 
 
+def _right(seen, due):
+    return not _wrong(seen, due)
+
+
 def _apart(seen, due):
     """The first parameter of which another rank has other values than the first rank with wrong weights, or None."""
     mine = seen[_wrong(seen, due)[0]]
@@ -153,9 +157,8 @@ def _after(step, claim=""):
                 "got": seen[rank][name], "where": f"rank {rank} of {len(seen)}, {name} after step {step}"}  # fmt: skip
 
     return [
-        Look(claim, see, idle, "other-head-trained", holds=lambda seen, due: not _wrong(seen[:1], due), fields=fields),
-        Look("", see, lambda size: _truth(size)[step + 1], _mistake,
-             holds=lambda *both: not _wrong(*both), fields=fields),
+        Look(claim, see, idle, "other-head-trained", holds=lambda seen, due: _right(seen[:1], due), fields=fields),
+        Look("", see, lambda size: _truth(size)[step + 1], _mistake, holds=_right, fields=fields),
     ]  # fmt: skip
 
 

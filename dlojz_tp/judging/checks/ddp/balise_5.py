@@ -117,15 +117,25 @@ def _exchange(got, _=None):
     return "" if forwards else "bypassed"
 
 
+def _steps(got, _):
+    return {"found": got["steps"], "got": got["steps"], "where": got["where"]}
+
+
+def _second_call(got, due):
+    return {"where": f"{got['where']}, second call"} | silent(got, due)
+
+
+def _exchanges(got, due):
+    return got | {"found": got["exchanges"]} | silent(got, due)
+
+
 def _weights(claim, case):
     return [
-        each_rank(claim, case, 1, "several-updates", holds=lambda got, due: got["steps"] <= due,
-                  fields=lambda got, _: {"found": got["steps"], "got": got["steps"], "where": got["where"]}),
-        each_rank("", _compared(case), lambda size: _truth(size, case, 1), _mistake,
-                  holds=lambda got, due: close(got["weights"], due, 1e-9), fields=_found),
-        each_rank("", case, lambda size: _truth(size, case, 2), "old-gradients",
-                  holds=lambda got, due: close(got["later"], due, 1e-9),
-                  fields=lambda got, due: {"where": f"{got['where']}, second call"} | silent(got, due)),
+        each_rank(claim, case, 1, "several-updates", holds=lambda got, due: got["steps"] <= due, fields=_steps),
+        each_rank("", _compared(case), functools.partial(_truth, case=case, calls=1), _mistake, fields=_found,
+                  holds=lambda got, due: close(got["weights"], due, 1e-9)),
+        each_rank("", case, functools.partial(_truth, case=case, calls=2), "old-gradients", fields=_second_call,
+                  holds=lambda got, due: close(got["later"], due, 1e-9)),
     ]  # fmt: skip
 
 
@@ -133,8 +143,7 @@ LOOKS = [
     *_weights("one step equals a step on the whole batch of all ranks", "even"),
     *_weights("", "one"),
     *_weights("the same where the last micro-batch is smaller", "uneven"),
-    *(each_rank(claim, case, "", _exchange, holds=lambda got, due: _exchange(got) == due,
-                fields=lambda got, due: got | {"found": got["exchanges"]} | silent(got, due))
+    *(each_rank(claim, case, "", _exchange, holds=lambda got, due: _exchange(got) == due, fields=_exchanges)
       for claim, case in zip(("gradients are exchanged once a step, with the last micro-batch", "", ""), CASES)),
 ]  # fmt: skip
 

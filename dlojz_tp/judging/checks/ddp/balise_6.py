@@ -7,6 +7,7 @@ import torch
 
 from dlojz_tp.judging.checking.compare import describe
 from dlojz_tp.judging.checking.looks import Look, judged, silent
+from dlojz_tp.judging.probes.shared_looks import recognised
 
 SMALL = ([5, 3, 8, 1], 1), ([5, 3, 8, 1], 2), ([7, 7], 2), ([2, 9, 4, 4, 6, 1, 3], 3), ([4, 4, 4], 4)
 
@@ -40,27 +41,24 @@ def _as_lists(shares):
         return describe(shares)
 
 
-def _once(shares, lengths):
-    return sorted(itertools.chain(*shares)) == list(range(len(lengths)))
-
-
 def _not_once(shares, lengths):
-    """Of a partition in which the places are not each there once: (hint, the place that it names)."""
+    """Of a partition in which the places are not each there once: (hint, its fields)."""
     places, every = list(itertools.chain(*shares)), set(range(len(lengths)))
+    if sorted(places) == sorted(every):
+        return None
     lost, twice = sorted(every - set(places)), sorted(place for place in places if places.count(place) > 1)
     known = {tuple(place + 1 for place in every): "numbered-from-one", tuple(sorted(lengths)): "not-numbers"}
     slug = known.get(tuple(sorted(places)), "sequence-lost" if lost and not twice else "sequence-twice")
-    return slug, (twice or lost or places)[0]
+    return slug, {"which": (twice or lost or places)[0], "got": shares}
 
 
-def partition(claim):
-    """Looks at one partition; `at` is (lengths, number of ranks)."""
+def partition(claim, lengths, size):
+    """Looks at one partition of these for so many ranks."""
     return [
-        Look(claim, "given", lambda at: at[0], "lengths-changed", fields=silent),
-        Look("", "count", lambda at: f"{at[1]} lists", "not-lists", fields=lambda _, due: {"n": due.split()[0]}),
-        Look("", "shares", lambda at: at[0], lambda *both: _not_once(*both)[0], holds=_once,
-             fields=lambda *both: {"which": _not_once(*both)[1], "expected": ""}),
-        Look("", "shares", lambda at: at[0], "rank-without-work", fields={"expected": ""},
+        Look(claim, "given", lengths, "lengths-changed", fields=silent),
+        Look("", "count", f"{size} lists", "not-lists", fields={"n": size}),
+        recognised("", lambda observed: _not_once(observed["shares"], lengths)),
+        Look("", "shares", lengths, "rank-without-work", fields={"expected": ""},
              holds=lambda shares, lengths: all(shares) or len(lengths) < len(shares)),
         Look("", "again", True, "not-the-same-everywhere"),
     ]  # fmt: skip
@@ -73,13 +71,15 @@ def level(claim, lengths, shares, best, bound, other, found):
     """A look at the fullest rank, which may have `bound` times as many tokens as in the best one; other: a hint."""
     loads, counts = [sum(lengths[place] for place in share) for share in shares], [len(share) for share in shares]
 
-    def hint(*_):
+    def too_full(_):
+        if (most := max(loads)) <= bound * best + 1e-9:
+            return None
         in_order = (slug for slug, key in ORDERS.items() if all(_in_turn(*one, key) for one in found))
-        return next(in_order, "equal-counts" if max(counts) - min(counts) <= 1 else other)
+        slug = next(in_order, "equal-counts" if max(counts) - min(counts) <= 1 else other)
+        told = {"expected": f"at most {bound * best:.0f} tokens on a rank", "got": most}
+        return slug, told | {"most": most, "total": sum(lengths), "best": f"{best:.0f}"}
 
-    return Look(claim, lambda _: max(loads), f"at most {bound * best:.0f} tokens on a rank", hint,
-                holds=lambda most, _: most <= bound * best + 1e-9,
-                fields=lambda most, _: {"most": most, "total": sum(lengths), "best": f"{best:.0f}"})  # fmt: skip
+    return recognised(claim, too_full)
 
 
 def _in_turn(lengths, world_size, shares, key):
@@ -119,6 +119,6 @@ def balise_6(balance):
         ]
         found = []
         for at, where in zip(cases, wheres):
-            yield from judged(partition(claim), functools.partial(observe, balance, *at, found), at=at, where=where)
+            yield from judged(partition(claim, *at), functools.partial(observe, balance, *at, found), where=where)
         for (lengths, size, shares), where in zip(found if best else (), wheres):
             yield from judged([level(claim, lengths, shares, best(lengths, size), *allowed, found)], dict, where=where)

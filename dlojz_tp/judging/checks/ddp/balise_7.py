@@ -20,10 +20,11 @@ from dlojz_tp.judging.probes.gpus import on_gpus
 from dlojz_tp.judging.probes.late_rank import Waits
 from dlojz_tp.judging.probes.networks import mean_losses
 from dlojz_tp.judging.probes.ranks import on_ranks
-from dlojz_tp.judging.probes.shared_looks import each_rank
+from dlojz_tp.judging.probes.shared_looks import each_rank, recognised
 from dlojz_tp.judging.probes.traffic import Traffic
 
 BATCH, EPOCHS, SAVED_AFTER, OTHER_EPOCH = 12, 4, 2, 7
+NO_MORE = "on rank 1 no more than on rank 0"
 PATIENCE = 2.0  # seconds that rank 0 gives a rank which waits in a way that nobody sees, for the file itself, say
 
 
@@ -162,7 +163,7 @@ def _begin(load_checkpoint, path):
         found["epoch"] = load_checkpoint(path, model, optimizer)
     except (OSError, RuntimeError, ValueError) as error:
         found["error"] = f"it raised {type(error).__name__}"
-    return found | {"kept": all(close(model.state_dict()[name], value) for name, value in before.items())}
+    return {"begun": found | {"kept": all(close(model.state_dict()[name], value) for name, value in before.items())}}
 
 
 def _save_on_full_disk(save_checkpoint, path):
@@ -192,7 +193,8 @@ def _full_disk(save_checkpoint, path, saved):
     (failed, calls), (_, awaited) = on_ranks(_save_on_full_disk, save_checkpoint, path, sizes=(2,), timeout=15)[2]
     left = "no file" if not path.exists() else "the old file" if path.read_bytes() == before else "a damaged file"
     return saved | {
-        "file": left, "failed": failed, "calls": (calls, awaited),
+        "file": left, "failed": failed,
+        "calls": NO_MORE if awaited <= calls else f"{calls} collectives on rank 0, {awaited} on rank 1",
         "away": ["moved away" if target else "removed" for source, target in moves if source == path],
         "elsewhere": [one.parent for one, target in moves if target == path and path.parent not in one.parents],
     }  # fmt: skip
@@ -209,10 +211,28 @@ def _content(path):
 def _restored(name):
     """A look at a parameter or buffer after loading."""
     slug = "buffers-forgotten" if name == "temperature" else "weights-forgotten"
-    return each_rank("", lambda ranks: [(rank["state"][name], ranks[0]["state"][name]) for rank in ranks],
-                     lambda _: _uninterrupted()[0][name], holds=lambda got, due: close(got[0], due, 1e-7),
-                     hint=lambda got, due: "ranks-resume-apart" if close(got[1], due, 1e-7) else slug,
-                     fields=lambda got, _: {"got": got[0]})  # fmt: skip
+
+    def find(ranks):
+        due, values = _uninterrupted()[0][name], [rank["state"][name] for rank in ranks]
+        for rank, got in enumerate(values):
+            if not close(got, due, 1e-7):
+                told = {"expected": due, "got": got, "where": f"rank {rank} of {len(ranks)}"}
+                return "ranks-resume-apart" if rank else slug, told
+        return None
+
+    return recognised("", find)
+
+
+def _optimizer_or_more(got, due):
+    return "optimizer-forgotten" if close(got[0], due[0], 1e-7) else "resume-wrong"
+
+
+def _loaded(got, _):
+    return {"got": got[0], "other": got[1]}
+
+
+def _nothing_done(got, due):
+    return got["kept"] and got["epoch"] == due and got["epoch"] is not False
 
 
 ON_RANK_1 = {"rank": 1, "where": "rank 1 of 2"}
@@ -234,25 +254,21 @@ RESUMING = [
     each_rank("", "epoch", SAVED_AFTER, "epoch-forgotten"),
     each_rank("", "other", OTHER_EPOCH, "epoch-forgotten"),
     each_rank("", "unsafe", False, "unsafe-load", fields=silent),
-    each_rank("", "losses", lambda _: _uninterrupted()[1], holds=within(1e-7),
-              hint=lambda got, due: "optimizer-forgotten" if close(got[0], due[0], 1e-7) else "resume-wrong"),
+    each_rank("", "losses", lambda _: _uninterrupted()[1], _optimizer_or_more, holds=within(1e-7)),
 ]  # fmt: skip
 ON_GPUS = [
     each_rank("where each of two ranks has a GPU, neither loads onto the other's GPU", "loaded", 0, "loaded-onto-other",
-              holds=lambda got, due: got[0] == due, fields=lambda got, _: {"got": got[0], "other": got[1]}),
+              holds=lambda got, due: got[0] == due, fields=_loaded),
 ]  # fmt: skip
 BEGINNING = [
-    each_rank("if there is no file, training starts from the beginning", lambda ranks: ranks, 0, "no-file-no-zero",
-              holds=lambda got, due: got["kept"] and got["epoch"] == due and got["epoch"] is not False,
-              fields=lambda got, _: {"error": got["error"], "got": got["epoch"]}),
+    each_rank("if there is no file, training starts from the beginning", "begun", 0, "no-file-no-zero",
+              holds=_nothing_done, fields=lambda got, _: {"error": got["error"], "got": got["epoch"]}),
 ]  # fmt: skip
 FULL = [
     Look("if the disk fills up while writing, the old checkpoint stays intact and no rank keeps waiting",
          "file", "the old file", "old-file-lost"),
     Look("", "failed", True, "failure-hidden"),
-    Look("", "calls", "on rank 1 no more than on rank 0", "others-left-waiting",
-         holds=lambda seen, _: seen[1] <= seen[0],
-         fields=lambda seen, _: {"got": "{} collectives on rank 0, {} on rank 1".format(*seen)}),
+    Look("", "calls", NO_MORE, "others-left-waiting"),
     Look("", "in place", False, "copied-into-place"),
     Look("", "away", [], "away-for-a-moment", fields=lambda seen, due: {"how": seen[0]} | silent(seen, due)),
     Look("", "elsewhere", [], "written-elsewhere", fields=lambda seen, due: {"folder": seen[0]} | silent(seen, due)),

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from dlojz_tp import launch
 from dlojz_tp.judging.checking import pretended
-from dlojz_tp.judging.checking.looks import judged, silent
-from dlojz_tp.judging.probes.shared_looks import each_rank
+from dlojz_tp.judging.checking.looks import judged
+from dlojz_tp.judging.probes.shared_looks import each_rank, recognised
 
 ELASTIC = {"LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}  # torchrun sets them, too
 ADDRESS = "127.0.0.2"  # this machine, but not what one writes for it
@@ -96,7 +96,7 @@ def _joined(join_world, train, place, folder):
         total = torch.ones(())
         dist.all_reduce(total)
         group = dist.get_rank(), dist.get_world_size(), int(total)
-        found[how] |= {"group": group, "device": device, "elsewhere": [one for one in places if one != place]}
+        found[how] |= {"group": group, "device": device, "elsewhere": [(one, place) for one in places if one != place]}
     if dist.is_initialized():
         dist.destroy_process_group()
     os.environ.update(torchrun)
@@ -150,10 +150,16 @@ def _on_gpus(join_world):
     return seen
 
 
-def _each(claim, holds, hint, told=lambda got: {}):
-    """A look at each entry of a list; told: further fields of the hint."""
-    return each_rank(claim, lambda seen: seen, None, hint, holds=lambda got, _: holds(got),
-                     fields=lambda got, due: {"where": got["where"]} | silent(got, due) | told(got))  # fmt: skip
+def _each(claim, find):
+    """A look at each entry of a list: what find(entry) finds; see `recognised`."""
+
+    def first(seen):
+        for got in seen:
+            if wrong := find(got):
+                return wrong[0], {"where": got["where"]} | wrong[1]
+        return None
+
+    return recognised(claim, first)
 
 
 def _twice(got):
@@ -170,41 +176,47 @@ def _group(got):
     return {"expected": f"rank {got['rank']} of 2", "got": found, "started": found}
 
 
+def _not_started(got):
+    if _twice(got) or not got["error"]:
+        return None
+    slug = "slurm-unknown" if got["how"] == "srun" else "group-not-started"
+    return slug, {"got": got["error"], "started": f"it was started by {got['how']}"}
+
+
 def _device(got):
     due = f"cuda:{got['local']}" if got["gpus"] else "cpu"
     return {"device": got["device"], "got": str(got["device"]), "expected": due, "rank": got["rank"]}
 
 
-def _backend_fits(got):
+def _other_backend(got):
     due, both = "nccl" if got["gpus"] else "gloo", {"cpu:gloo", "cuda:nccl"}
-    return got["backend"] in (None, due) or set(str(got["backend"]).lower().split(",")) == both
+    fits = got["backend"] in (None, due) or set(str(got["backend"]).lower().split(",")) == both
+    return None if fits else ("wrong-backend", {"backend": got["backend"], "got": got["backend"]})
 
 
 START = "a process group, started by launch, torchrun or srun"
 DEVICE = "the device of each rank, on a node with 4 GPUs and on one without"
 JOINED = [
-    _each(START, lambda got: not _twice(got), "group-started-twice", lambda got: {"got": got["error"]}),
-    _each("", lambda got: _twice(got) or not got["error"],
-          lambda got, _: "slurm-unknown" if got["how"] == "srun" else "group-not-started",
-          lambda got: {"got": got["error"], "started": f"it was started by {got['how']}"}),
-    _each("", lambda got: not _alone(got), "slurm-before-torchrun", _group),
-    _each("", lambda got: _alone(got) or got["group"] == (got["rank"], 2, 2), "group-not-started", _group),
-    each_rank("", lambda seen: [got["elsewhere"] for got in seen], lambda place: place, "meets-elsewhere",
-              holds=lambda got, _: not got, fields=lambda got, due: {"found": got[0], "wanted": due, "got": got[0]}),
-    _each("", lambda got: isinstance(got["device"], torch.device | str), "no-device",
-          lambda got: {"got": got["device"]}),
-    _each("", lambda got: torch.device(got["device"]).type == "cpu" or torch.cuda.is_available(), "gpu-invented",
-          lambda got: {"device": got["device"], "expected": "cpu", "got": str(got["device"])}),
+    _each(START, lambda got: _twice(got) and ("group-started-twice", {"got": got["error"]})),
+    _each("", _not_started),
+    _each("", lambda got: _alone(got) and ("slurm-before-torchrun", _group(got))),
+    _each("", lambda got: not _alone(got) and got["group"] != (got["rank"], 2, 2) and (
+        "group-not-started", _group(got))),
+    each_rank("", "elsewhere", [], "meets-elsewhere",
+              fields=lambda got, _: {"found": got[0][0], "got": got[0][0], "wanted": got[0][1], "expected": got[0][1]}),
+    _each("", lambda got: not isinstance(got["device"], torch.device | str) and ("no-device", {"got": got["device"]})),
+    _each("", lambda got: torch.device(got["device"]).type != "cpu" and not torch.cuda.is_available() and (
+        "gpu-invented", {"device": got["device"], "expected": "cpu", "got": str(got["device"])})),
 ]  # fmt: skip
-CALLED = [_each(START, lambda got: not got["error"], "train-does-not-join", lambda got: {"got": got["error"]})]
-KNOWN = [_each(DEVICE, lambda got: not got["error"], "slurm-unknown", lambda got: {"got": got["error"]})]
+CALLED = [_each(START, lambda got: got["error"] and ("train-does-not-join", {"got": got["error"]}))]
+KNOWN = [_each(DEVICE, lambda got: got["error"] and ("slurm-unknown", {"got": got["error"]}))]
 DEVICES = [
-    _each(DEVICE, lambda got: got["device"] is not None, "no-device"),
-    _each("", lambda got: got["gpus"] or got["device"].type == "cpu", "gpu-invented", _device),
-    _each("", lambda got: not got["gpus"] or got["device"].type == "cuda", "gpu-not-used", _device),
-    _each("", lambda got: not got["gpus"] or got["device"].index == got["local"],
-          lambda got, _: "gpu-of-another-rank" if got["several"] else "one-gpu-for-all", _device),
-    _each("", _backend_fits, "wrong-backend", lambda got: {"backend": got["backend"], "got": got["backend"]}),
+    _each(DEVICE, lambda got: got["device"] is None and ("no-device", {})),
+    _each("", lambda got: not got["gpus"] and got["device"].type != "cpu" and ("gpu-invented", _device(got))),
+    _each("", lambda got: got["gpus"] and got["device"].type != "cuda" and ("gpu-not-used", _device(got))),
+    _each("", lambda got: got["gpus"] and got["device"].index != got["local"] and (
+        "gpu-of-another-rank" if got["several"] else "one-gpu-for-all", _device(got))),
+    _each("", _other_backend),
 ]  # fmt: skip
 
 
@@ -215,7 +227,7 @@ def join(join_world, train):
     with tempfile.TemporaryDirectory(prefix="dlojz-store-") as folder:
         joined = launch.ranks(_joined, join_world, train, place, folder, n=2, timeout=15)
     for how, looks in (*dict.fromkeys(("launch", "torchrun", "srun"), JOINED).items(), ("train", CALLED)):
-        yield from judged(looks, lambda how=how: [found[how] for found in joined], at=place)
+        yield from judged(looks, lambda how=how: [found[how] for found in joined])
     yield DEVICE
     seen = launch.ranks(_on_gpus, join_world, n=1, timeout=10)[0]
     yield from judged(KNOWN, lambda: seen)

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from dlojz_tp.judging.checking import Wrong
 from dlojz_tp.judging.checking.looks import judged
 from dlojz_tp.judging.checks.fsdp import common, watched
-from dlojz_tp.judging.checks.fsdp.common import of_each
+from dlojz_tp.judging.checks.fsdp.common import of_each, on_each
 from dlojz_tp.judging.probes.shared_looks import each_rank
 
 
@@ -63,11 +63,17 @@ def _last(report):
     return report.get("in place", report)
 
 
-def _hard(got, _):
-    """The hint where even a `shard` that works in place does not help."""
-    if got["slug"] == "returned-model-dropped":  # that is not at the edge
-        raise Wrong(got["slug"])
-    return got["slug"]
+def _unprepared(report):
+    """The mistake that is left where `shard` works in place."""
+    slug, got = _last(report)["slug"], _last(report).get("got", "")
+    if slug == "returned-model-dropped":  # that is not at the edge
+        raise Wrong(slug)
+    return slug and (slug, {"got": got})
+
+
+def _left_out(report):
+    held, parameters = _last(report)["held"]
+    return held != parameters and ("part-of-the-parameters", {"got": held, "expected": parameters})
 
 
 def _not_adamw(prepared, _):
@@ -80,10 +86,7 @@ GROUP = 0.0123, 0.1, (0.9, 0.999)
 PREPARED = [
     each_rank("the optimizer holds the shards", of_each(lambda report: report["slug"] * ("in place" in report)), "",
               "returned-model-dropped"),
-    each_rank("", of_each(_last), "", _hard, holds=lambda got, _: not got["slug"],
-              fields=lambda got, _: {"got": got.get("got", "")}),
-    each_rank("", of_each(lambda report: _last(report)["held"]), True, "part-of-the-parameters",
-              holds=lambda got, _: got[0] == got[1], fields=lambda got, _: {"got": got[0], "expected": got[1]}),
+    on_each("", _unprepared), on_each("", _left_out),
     each_rank("", of_each(lambda report: _last(report)["kind"]), ("AdamW", {GROUP}), "not-adamw",
               holds=lambda got, due: (got[0], set(got[1])) == due, fields=_not_adamw),
 ]  # fmt: skip

@@ -62,6 +62,9 @@ def _looks(case, every, alone, at_edge):
         fewest = backward + again(report) * ((forward - 1) / blocks - 1)
         return (0, 0) if passed(report) else (len(report["backward"]["products"]), fewest)
 
+    def mistake(got, _):
+        return "every-ignored" if got == all_blocks else "other-blocks"
+
     def passed(report):
         return at_edge and _cut_off(report)
 
@@ -71,9 +74,8 @@ def _looks(case, every, alone, at_edge):
         each_rank("", runs, True, "part-again", holds=lambda got, _: all(a == b for a, b in got), fields=_part),
         each_rank("", runs, True, "twice-again", holds=lambda got, _: all(a < 2 for a, _ in got), fields=_twice),
         each_rank("", of_each(_cut_off), "", "reentrant", fields={"index": 0}),
-        each_rank("", of_each(_found), all_blocks[::every],
-                  lambda got, _: "every-ignored" if got == all_blocks else "other-blocks",
-                  holds=lambda got, due: got in (None, due), fields={"every": every}),
+        each_rank("", of_each(_found), all_blocks[::every], mistake, holds=lambda got, due: got in (None, due),
+                  fields={"every": every}),
         each_rank("", of_each(saved), True, "more-kept", holds=lambda got, _: got[0] <= got[1], fields=_bytes),
         each_rank("", of_each(products), True, "more-kept", holds=lambda got, _: got[0] >= got[1], fields=_results),
     ]  # fmt: skip

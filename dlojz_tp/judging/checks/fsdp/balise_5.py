@@ -4,10 +4,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 
-from dlojz_tp.judging.checking.looks import judged, silent
+from dlojz_tp.judging.checking.looks import judged
 from dlojz_tp.judging.checks.fsdp import common, watched
-from dlojz_tp.judging.checks.fsdp.common import of_each
-from dlojz_tp.judging.probes.shared_looks import each_rank
+from dlojz_tp.judging.checks.fsdp.common import claimed, on_each
 
 KNOWN = tuple((words, "pinned-always") for words in ("NVIDIA", "pin_memory", "Cannot access accelerator", "pinned"))
 KNOWN += (("has no attribute 'pin_memory'", "no-policy"),)
@@ -45,7 +44,7 @@ def _policies(model) -> dict[str, list]:
 
 
 def _policy_looks(pin, see, claim=""):
-    """At {name of a module with a group: [(the policy's class, pinned)]} of each rank; {}: a later look names that."""
+    """see(report): {name of a module with a group: [(the policy's class, pinned)]}; {}: a later look names that."""
 
     def kinds(policies):
         return {name: {kind for kind, _ in found} for name, found in policies.items() if found}
@@ -54,27 +53,29 @@ def _policy_looks(pin, see, claim=""):
         """The groups that are not offloaded; the root's name is empty."""
         return [name for name, found in kinds(policies).items() if found != {"CPUOffloadPolicy"}]
 
-    def where(policies, _):
-        return "blocks-offloaded" if "" in others(policies) or "" not in kinds(policies) else "root-offloaded"
-
     def no_policy(policies):
-        return [kind for found in kinds(policies).values() for kind in found if "Policy" not in kind]
+        bare = [kind for found in kinds(policies).values() for kind in found if "Policy" not in kind]
+        return bare and ("no-policy", {"got": bare[0]})
 
-    return [
-        each_rank(claim, see, [], "no-policy", holds=lambda got, _: not no_policy(got),
-                  fields=lambda got, _: {"expected": "", "got": no_policy(got)[0]}),
-        each_rank("", see, [], "not-offloaded", fields=silent,
-                  holds=lambda got, _: not got or len(others(got)) < len(kinds(got))),
-        each_rank("", see, [], where, holds=lambda got, _: not others(got),
-                  fields=lambda got, _: {"name": min(others(got))} | silent(got, _)),
-        each_rank("", see, {pin}, "never-pinned" if pin else "pinned-always",
-                  holds=lambda got, due: not got or {pinned for found in got.values() for _, pinned in found} == due,
-                  fields=lambda got, _: {"error": "pin_memory=True"} | silent(got, _)),
-    ]  # fmt: skip
+    def nowhere(policies):
+        return policies and len(others(policies)) == len(kinds(policies)) and ("not-offloaded", {})
+
+    def in_part(policies):
+        left = others(policies)
+        slug = "blocks-offloaded" if "" in left or "" not in kinds(policies) else "root-offloaded"
+        return left and (slug, {"name": min(left)})
+
+    def pinned_otherwise(policies):
+        slug = "never-pinned" if pin else "pinned-always"
+        right = not policies or {pinned for found in policies.values() for _, pinned in found} == {pin}
+        return not right and (slug, {"error": "pin_memory=True"})
+
+    finds = no_policy, nowhere, in_part, pinned_otherwise
+    return claimed(claim, [on_each("", lambda report, find=find: find(see(report))) for find in finds])
 
 
-LOOKS = _policy_looks(False, of_each(lambda report: report["look"] if any(report["grouped"]) else {}))
-PINNED = _policy_looks(True, "pinned", "page-locked memory when it is asked for")
+LOOKS = _policy_looks(False, lambda report: report["look"] if any(report["grouped"]) else {})
+PINNED = _policy_looks(True, lambda report: report["pinned"], "page-locked memory when it is asked for")
 
 
 def balise_5(shard_offloaded):

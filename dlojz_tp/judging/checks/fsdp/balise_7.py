@@ -16,18 +16,19 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlojz_tp.judging.checking import Wrong, close
-from dlojz_tp.judging.checking.looks import Look, at_most, judged, silent
+from dlojz_tp.judging.checking.looks import Look, at_most, judged, silent, within
 from dlojz_tp.judging.checks.fsdp.background import late_threads, wait_until
 from dlojz_tp.judging.checks.fsdp.common import claimed, has_memory, of_each
 from dlojz_tp.judging.checks.fsdp.watched import first_slug
 from dlojz_tp.judging.probes.networks import mean_losses
 from dlojz_tp.judging.probes.ranks import hung, world_after_world
-from dlojz_tp.judging.probes.shared_looks import each_rank
+from dlojz_tp.judging.probes.shared_looks import each_rank, recognised
 from dlojz_tp.models import Llama, LlamaConfig, language_loss
 
 # few shapes: DTensor works each out anew on every rank
 CONFIG = LlamaConfig(vocab_size=90, width=16, heads=4, kv_heads=4, layers=1, max_length=8, ffn_width=16)
 LARGEST = "token_embedding.weight"
+END = {2: 4, 3: 3, 1: 3}  # the step at which training ends, in the worlds that load
 RATE, STEP = 0.02, 4207  # what is saved; the new optimizer begins with other numbers
 
 
@@ -119,7 +120,7 @@ def _use(save_checkpoint, load_checkpoint, folder):
         raise Wrong("load-failed", size=size, error=f"{type(cause).__name__}: {cause}".split("\n")[0][:200]) from error
     found["read"], found["loaded"] = largest.elements, _state(model, optimizer)
     found["rate"] = float(optimizer.param_groups[0]["lr"])
-    found["losses"] = _train(model, optimizer, range(2, 4 if size == 2 else 3))
+    found["losses"] = _train(model, optimizer, range(2, END[size]))
     return found
 
 
@@ -160,9 +161,8 @@ def _has_moments(entries):
     return any("exp_avg" in name for name in entries)
 
 
-def _unfinished(found, _):
-    """The hint where the folder has no .metadata."""
-    files = found["files"]
+def _unfinished(files):
+    """The hint where the folder has no .metadata when saving ends."""
     if ".metadata" in files:
         return "still-writing"
     inside = [name.removesuffix(".metadata") for name in files if name.endswith("/.metadata")]
@@ -174,10 +174,17 @@ def _unfinished(found, _):
     return "another-folder" if len(first) == len(files) else "several-checkpoints"  # all ranks wrote into it
 
 
-def _most(found):
-    """The part of the bytes that is in the largest file; whether there are four, of one checkpoint that can be read."""
+def _without_metadata(found):
+    names = ", ".join(list(found["files"])[:4]) or "nothing"
+    return _unfinished(found["files"]), {"found": names}
+
+
+def _unequal(found):
+    """The mistake where there are not four files, of one checkpoint that can be read, or one has most of the bytes."""
     data = [size for name, size in found["files"].items() if not name.endswith(".metadata")]
-    return max(data, default=0) / max(1, sum(data)), found["entries"] is not None and len(data) >= 4
+    most = max(data, default=0) / max(1, sum(data))
+    right = found["entries"] is not None and len(data) >= 4 and most <= 0.5
+    return not right and ("one-rank-writes", {"expected": "about a quarter each", "got": f"{most:.0%}"})
 
 
 def _names(got, _):
@@ -188,12 +195,9 @@ WHOLE = CONFIG.vocab_size * CONFIG.width - 1  # fewer elements than a whole para
 SAVING = [  # at one rank after the other: where rank 0 writes alone, the others may be too early
     Look("4 ranks write one checkpoint together, each rank its own shards", lambda found: found["files"] is None, False,
          "nothing-in-folder"),
-    Look("", lambda found: found, True, _unfinished, holds=lambda found, _: found["metadata"],
-         fields=lambda found, _: {"found": ", ".join(list(found["files"])[:4]) or "nothing"}),
-    Look("", lambda found: (found["largest"], found["rank"]), WHOLE, "gathered-to-save",
-         holds=lambda got, most: got[0] <= most, fields=lambda got, _: {"rank": got[1]} | silent(got, _)),
-    Look("", _most, 0.5, "one-rank-writes", holds=lambda got, most: got[1] and got[0] <= most,
-         fields=lambda got, _: {"expected": "about a quarter each", "got": f"{got[0]:.0%}"}),
+    recognised("", lambda found: not found["metadata"] and _without_metadata(found)),
+    recognised("", lambda found: found["largest"] > WHOLE and ("gathered-to-save", {"rank": found["rank"]})),
+    recognised("", _unequal),
     Look("", "entries", True, "weights-not-saved", holds=lambda got, _: _has_weights(got), fields=_names),
     Look("", "entries", True, "optimizer-not-saved", holds=lambda got, _: _has_moments(got), fields=_names),
 ]  # fmt: skip
@@ -233,7 +237,7 @@ def _loading(saved):
     return [
         each_rank("", "read", lambda size: WHOLE if size > 1 else math.inf, "gathered-to-load", holds=at_most,
                   fields=silent),
-        Look("", lambda ranks: _put_together(ranks, "loaded"), saved, _not_loaded, fields=_of_lost,
+        Look("", partial(_put_together, key="loaded"), saved, _not_loaded, fields=_of_lost,
              holds=lambda loaded, saved: _lost(loaded, saved) is None),
         each_rank("", of_each(lambda found: [found["step"]]), [STEP], "step-not-returned",
                   fields=lambda got, due: {"expected": due[0], "got": got[0]}),
@@ -242,9 +246,8 @@ def _loading(saved):
 
 
 TRAINING = [
-    each_rank("training goes on as if it had never stopped", "losses", lambda _: _alone()[2:], "resumed-otherwise",
-              holds=lambda got, due: close(got, due[: len(got)], 1e-7),
-              fields=lambda got, due: {"expected": due[: len(got)]}),
+    each_rank("training goes on as if it had never stopped", "losses", lambda size: _alone()[2 : END[size]],
+              "resumed-otherwise", holds=within(1e-7)),
 ]  # fmt: skip
 
 

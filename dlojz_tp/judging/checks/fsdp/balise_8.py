@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from dlojz_tp import launch
 from dlojz_tp.judging.checking import close
 from dlojz_tp.judging.checking.looks import Look, at_most, silent
-from dlojz_tp.judging.checks.fsdp.common import claimed, judged_by_worlds, of_each
+from dlojz_tp.judging.checks.fsdp.common import claimed, judged_by_worlds, of_each, on_each
 from dlojz_tp.judging.probes import ranks
 from dlojz_tp.judging.probes.gpus import MIXED, on_gpus
 from dlojz_tp.judging.probes.shared_looks import each_rank
@@ -158,6 +158,9 @@ def _weights_looks(size, case):
         known |= {"averaged-twice": "twice"} if size > 1 else {}
         return next((slug for slug, how in known.items() if is_truth(first, how=how)), "accumulated-wrongly")
 
+    def again(seen, _):
+        return "old-gradients-kept" if seen[0]["after"] or size == 1 else "sync-left-off"
+
     def fields(seen, _):
         return {"n": n, "expected": _truth(size, case, 1)[0], "got": seen[1][0][0], "where": _where(size, case)}
 
@@ -165,8 +168,7 @@ def _weights_looks(size, case):
         Look("", lambda ranks: ranks[0][case]["steps"], 1, "updates-between", holds=at_most,
              fields="found"),
         Look("", see, 1, mistake, holds=lambda seen, _: is_truth(seen[1][0]), fields=fields),
-        Look("", see, 2, lambda seen, _: "old-gradients-kept" if seen[0]["after"] or size == 1 else "sync-left-off",
-             holds=lambda seen, _: len(seen[1]) == 1 or is_truth(seen[1][1], 2), fields=silent),
+        Look("", see, 2, again, holds=lambda seen, _: len(seen[1]) == 1 or is_truth(seen[1][1], 2), fields=silent),
     ]  # fmt: skip
 
 
@@ -174,27 +176,34 @@ def _where(size, case):
     return f"{size} ranks, micro-batches of {', '.join(map(str, CASES[case]))} sequences"
 
 
-def _often(found, _):
-    root = found["reduced"].count(min(found["reduced"]))  # its group is the smallest
-    alone = root == 1 and len(found["reduced"]) == len(found["batches"]) * CONFIG.layers + 1
-    return "root-told-alone" if alone else "reduced-each-time"
-
-
 def _traffic_looks(size, case):
-    n, found = len(CASES[case]), of_each(lambda found: found[case])
-    looks = [
-        each_rank("", found, f"{list(CASES[case])} sequences, one after another", "one-large-batch",
-                  holds=lambda got, _: not (0 < len(got["batches"]) < n or got["open"]),
-                  fields=lambda got, _: {"got": got["batches"]}),
-        each_rank("", _of(case, "batches"), sorted(CASES[case]), "around-the-shards",
-                  holds=lambda got, due: sorted(got) == due, fields=lambda got, _: {"found": len(got), "n": n}),
-    ]  # fmt: skip
+    n = len(CASES[case])
+
+    def together(found):
+        batches, due = found[case]["batches"], f"{list(CASES[case])} sequences, one after another"
+        wrong = 0 < len(batches) < n or found[case]["open"]
+        return wrong and ("one-large-batch", {"expected": due, "got": batches})
+
+    def around(found):
+        batches, due = found[case]["batches"], sorted(CASES[case])
+        told = {"expected": due, "got": batches, "found": len(batches), "n": n}
+        return sorted(batches) != due and ("around-the-shards", told)
+
+    def often(found):
+        reduced, batches = found[case]["reduced"], found[case]["batches"]
+        if len(reduced) <= GROUPS:
+            return None
+        root = reduced.count(min(reduced))  # its group is the smallest
+        alone = root == 1 and len(reduced) == len(batches) * CONFIG.layers + 1
+        told = {"expected": GROUPS, "found": len(reduced), "n": n, "groups": GROUPS}
+        return "root-told-alone" if alone else "reduced-each-time", told
+
+    looks = [on_each("", together), on_each("", around)]
     if size == 1:  # nobody to exchange with
         return looks
     return [
         *looks,
-        each_rank("", found, GROUPS, _often, holds=lambda got, most: len(got["reduced"]) <= most,
-                  fields=lambda got, _: {"got": "", "found": len(got["reduced"]), "n": n, "groups": GROUPS}),
+        on_each("", often),
         each_rank("", _of(case, "last"), True, "never-last", fields=silent),
         each_rank("", of_each(lambda found: len(found[case].get("after", range(GROUPS)))), GROUPS, "sync-left-off",
                   holds=lambda got, least: got >= least),

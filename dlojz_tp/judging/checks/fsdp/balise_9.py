@@ -10,8 +10,16 @@ from torch.distributed.tensor import DTensor
 
 from dlojz_tp import launch
 from dlojz_tp.judging.checking import close
-from dlojz_tp.judging.checking.looks import Look, judged, nothing, silent
-from dlojz_tp.judging.checks.fsdp.common import claimed, count, first_index, gathers_look, judged_by_worlds, of_each
+from dlojz_tp.judging.checking.looks import Look, judged, nothing
+from dlojz_tp.judging.checks.fsdp.common import (
+    claimed,
+    count,
+    first_index,
+    gathers_look,
+    judged_by_worlds,
+    of_each,
+    on_each,
+)
 from dlojz_tp.judging.checks.fsdp.watched import Watch, whole_blocks
 from dlojz_tp.judging.probes.gpus import on_gpus
 from dlojz_tp.judging.probes.shared_looks import each_rank
@@ -116,24 +124,26 @@ STEP = "one step equals a step of one process on the whole batch"
 def _held_looks(size, replicas):
     about, shards, units = {"replicas": replicas, "size": size}, size // replicas, CONFIG.layers + 1
 
-    def of(*keys):
-        return of_each(
-            lambda found: found[replicas][keys[0]] if len(keys) == 1 else [found[replicas][key] for key in keys]
-        )
+    def of(key):
+        return of_each(lambda found: found[replicas][key])
 
-    def another(got, _):
-        return "nothing-returned" if got[0] == "NoneType" else "hybrid-another-module"
+    def another(found):
+        kind = found[replicas]["kind"]
+        slug = "nothing-returned" if kind == "NoneType" else "hybrid-another-module"
+        return not found[replicas]["same"] and (slug, {"got": kind})
+
+    def plain(found):
+        units, whole = found[replicas]["units"], found[replicas]["whole"]
+        return units == 0 and whole and ("hybrid-not-sharded", {"name": whole[0]})
+
+    def too_few(found):
+        got, whole = found[replicas]["units"], found[replicas]["whole"]
+        return (got != units or whole) and ("hybrid-root-only", {"found": got, "wanted": units})
 
     looks = [
         each_rank("", of("error"), "", lambda got, _: "mesh-without-names" if "mesh_dim_names" in got else "mesh-fails",
                   fields=about),
-        each_rank("", of("kind", "same"), True, another, holds=lambda got, _: got[1],
-                  fields=lambda got, _: {"expected": "", "got": got[0]}),
-        each_rank("", of("units", "whole"), 1, "hybrid-not-sharded", holds=lambda got, _: got[0] > 0 or not got[1],
-                  fields=lambda got, _: {"name": got[1][0]} | silent(got, _)),
-        each_rank("", of("units", "whole"), units, "hybrid-root-only",
-                  holds=lambda got, due: got[0] == due and not got[1],
-                  fields=lambda got, due: {"found": got[0], "wanted": due} | silent(got, due)),
+        on_each("", another), on_each("", plain), on_each("", too_few),
         _rows_look(size, replicas),
     ]  # fmt: skip
     if shards > 1:
@@ -219,5 +229,5 @@ def balise_9(shard_hybrid):
     yield from judged([ON_GPUS], lambda: on_gpus(_on_gpu, shard_hybrid, known=()) or [])
 
 
-ON_GPUS = each_rank("on a mesh of GPUs, when each rank has one", lambda ranks: ranks, ["cuda"], "mesh-elsewhere",
+ON_GPUS = each_rank("on a mesh of GPUs, when each rank has one", list, ["cuda"], "mesh-elsewhere",
                     fields=lambda got, due: {"expected": due[0], "got": ", ".join(got)})  # fmt: skip

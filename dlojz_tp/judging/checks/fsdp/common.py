@@ -11,10 +11,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from dlojz_tp.judging.checking import close
-from dlojz_tp.judging.checking.looks import Look, at_most, judged, nothing, silent, within
+from dlojz_tp.judging.checking.looks import Look, at_most, filled, judged, nothing, one_of, silent, within
 from dlojz_tp.judging.checks.fsdp.watched import RATE, STEPS, loss_of, most_beside
 from dlojz_tp.judging.probes import ranks
-from dlojz_tp.judging.probes.shared_looks import each_rank
+from dlojz_tp.judging.probes.shared_looks import each_rank, recognised
 from dlojz_tp.models import Llama, LlamaConfig
 
 HINTS = {
@@ -149,6 +149,24 @@ def of_each(see: Callable) -> Callable:
     return lambda reports: [see(report) for report in reports]
 
 
+def on_each(claim: str, find: Callable) -> Look:
+    """A look at all ranks: what find(report) finds of the first where it finds something; see `recognised`."""
+
+    def first(reports):
+        for rank, report in enumerate(reports):
+            if wrong := find(report):
+                about = {"rank": rank, "size": len(reports), "where": f"rank {rank} of {len(reports)}"}
+                return wrong[0], about | wrong[1]
+        return None
+
+    return recognised(claim, first)
+
+
+def _untrained(reports):
+    """Why there was no training."""
+    return reports[0]["slug"] and (reports[0]["slug"], {"got": reports[0].get("got", "")})
+
+
 def judged_training(
     claim: str, reports: list[dict], case: Case, *own: Look, what="", kept=0, trains=True, tol=1e-7
 ) -> Iterator[str]:
@@ -157,9 +175,7 @@ def judged_training(
     what: said beside the case. kept: how many blocks may stay whole after forward. trains: whether training is looked
     at; tol: of losses and weights.
     """
-    looks = [Look(claim, lambda reports: reports[0], {"slug": ""}, lambda seen, _: seen["slug"],
-                  holds=lambda seen, _: not seen["slug"],
-                  fields=lambda seen, _: {"expected": "", "got": seen.get("got", "")})]  # fmt: skip
+    looks = [recognised(claim, _untrained)]
     if not reports[0]["slug"]:  # else nothing was trained; where that is at the edge, another case shows the rest
         looks += [*WELL_FORMED, *own, *_group_looks(case.blocks, kept), *(_training_looks(case, tol) if trains else [])]
     where = f"{case.name}{what}"
@@ -168,7 +184,7 @@ def judged_training(
 
 
 def _with_case(words, fields, seen, due):
-    found = fields(seen, due)
+    found = filled(fields, seen, due)
     return found | ({"where": f"{words}, {found['where']}"} if "where" in found else {})
 
 
@@ -198,8 +214,8 @@ WELL_FORMED = [
 
 def gathers_look(see: Callable, blocks: int) -> Look:
     """A look at the gathers in forward: those of a group for each block and one for the rest."""
-    return each_rank("", see, blocks, lambda got, _: "every-layer" if got > blocks else "blocks-together",
-                     holds=lambda got, _: blocks + 1 <= got <= blocks + 3,  # embedding, norm, head may be apart
+    due = range(blocks + 1, blocks + 4)  # embedding, norm, head may be apart
+    return each_rank("", see, due, lambda got, _: "every-layer" if got > blocks else "blocks-together", holds=one_of,
                      fields={"expected": "", "blocks": blocks})  # fmt: skip
 
 
@@ -214,13 +230,15 @@ def _group_looks(blocks, kept):
     def gathers(report):
         return count(report["forward"], "all_gather")
 
+    def ungrouped(report):
+        slug = "root-only" if gathers(report) <= 3 else "every-layer"
+        return not any(report["grouped"]) and (slug, {"got": gathers(report), "blocks": blocks})
+
     def resharded(report):
         return [larger and not whole for larger, whole in zip(report["larger"], report["after forward"])]
 
     return [
-        each_rank("", of_each(lambda report: (any(report["grouped"]), gathers(report))), True,
-                  lambda got, _: "root-only" if got[1] <= 3 else "every-layer", holds=lambda got, _: got[0],
-                  fields=lambda got, _: {"expected": "", "got": got[1], "blocks": blocks}),
+        on_each("", ungrouped),
         each_rank("", of_each(lambda report: [not grouped for grouped in report["grouped"]]), False, "block-left-out",
                   holds=nothing, fields=first_index),
         gathers_look(of_each(lambda report: gathers(report) or blocks + 1), blocks),  # a single rank may have none
@@ -235,25 +253,32 @@ def _training_looks(case, tol):
     """At losses and weights: those of one process; and at copies of the model."""
     whole = sum(p.nbytes for p in case.model.parameters())
 
-    def parts(reports):
-        return {name: put_together(reports, name) for name in truth(case, len(reports))["weights"]}
+    def not_reached(reports):
+        names = reports[0]["no gradient"]
+        return names and ("no-gradient", {"names": ", ".join(names[:3])})
 
-    def first(seen, due):
-        name = next(name for name in due if not close(seen[name], due[name], tol))
-        return {"steps": STEPS, "expected": due[name], "got": seen[name], "where": name}
+    def beside(reports):
+        return [report["beside"] - whole // len(reports) for report in reports]
+
+    def loss(reports):
+        return sum(report["losses"][0] for report in reports) / len(reports)
+
+    def strayed(reports):
+        due = truth(case, len(reports))["weights"]
+        got = {name: put_together(reports, name) for name in due}
+        for name in due:
+            if not close(got[name], due[name], tol):
+                return "wrong-weights", {"steps": STEPS, "expected": due[name], "got": got[name], "where": name}
+        return None
 
     def kept(see, most):
         return each_rank("", see, lambda size: most(size) if size > 1 else math.inf, "copy-kept", holds=at_most,
                          fields={"whole": whole})  # fmt: skip
 
     return [
-        Look("", lambda reports: reports[0]["no gradient"], [], "no-gradient",
-             fields=lambda seen, _: {"names": ", ".join(seen[:3]), "expected": "", "got": ""}),
+        recognised("", not_reached),
         kept("outside", lambda size: 0.6 * whole),  # in NumPy arrays, lists, bytes
-        kept(lambda reports: [report["beside"] - whole // len(reports) for report in reports],
-             lambda size: most_beside(whole, size) - whole // size),
-        Look("", lambda reports: sum(report["losses"][0] for report in reports) / len(reports),
-             lambda size: truth(case, size)["losses"][0], "wrong-loss", holds=within(tol)),
-        Look("", parts, lambda size: truth(case, size)["weights"], "wrong-weights", fields=first,
-             holds=lambda seen, due: all(close(seen[name], due[name], tol) for name in due)),
+        kept(beside, lambda size: most_beside(whole, size) - whole // size),
+        Look("", loss, lambda size: truth(case, size)["losses"][0], "wrong-loss", holds=within(tol)),
+        recognised("", strayed),
     ]  # fmt: skip

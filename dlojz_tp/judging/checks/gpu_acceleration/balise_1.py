@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from dlojz_tp.judging.checking.compare import close
-from dlojz_tp.judging.checking.looks import Look, judged, silent
+from dlojz_tp.judging.checking.looks import Look, judged, silent, within
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZE = 24  # pixels of a side asked for
@@ -28,7 +28,7 @@ def observe(make_transform, folder):
     grey = _save(folder / "grey.jpg", Image.new("L", (50, 30), 90))
     small = _save(folder / "small.jpg", _plain((10, 200, 90), 9, 7))
     for name, transform in both.items():
-        yield {f"{name} grey": _applied(transform, grey, RuntimeError)}
+        yield {f"{name} grey": (_applied(transform, grey, RuntimeError),)}
         yield {f"{name} small": _applied(transform, small)}
     for name in ("val", "train"):
         yield {f"{name} 37": _applied(make_transform(37, train=name == "train"), colour)}
@@ -108,7 +108,7 @@ def _window(image):
     return tuple(end.item() for end in ends)
 
 
-def _border(strange):
+def _border(strange, _=None):
     """The slug for pixels, (size, size), that are none of the photograph's: of one side only, what was cut lies beside it."""
     lines = [strange.double().mean(dim=dim) > 0.5 for dim in (0, 1)]
     return "validation-off-centre" if any(line[0] != line[-1] for line in lines) else "wrong-side"
@@ -192,12 +192,15 @@ def _values_hint(image, truth):
     return _border(other) if close(image.flatten(1).median(dim=1).values, truth, 0.03) else "wrong-values"
 
 
+def _is_grey(seen, size):
+    return _formed(seen[0], size) and _has(GREY)(seen[0], None)
+
+
 def _other_files():
     """Looks at images of other files and sizes; a grey one may fail in any way."""
     claim = "grey photographs, very small ones, other sizes"
     for name in ("train", "val"):
-        yield Look(claim, lambda o, name=name: (o[f"{name} grey"],), SIZE, "grey-image",
-                   holds=lambda seen, size: _formed(seen[0], size) and _has(GREY)(seen[0], None),
+        yield Look(claim, f"{name} grey", SIZE, "grey-image", holds=_is_grey,
                    fields=lambda seen, _: {"got": seen[0], "expected": "", "where": "a grey photograph"})  # fmt: skip
         yield _form("", f"{name} small", "a photograph of 9 × 7 pixels")
     yield from (_form("", f"{name} 37", "size 37", 37) for name in ("val", "train"))
@@ -223,10 +226,8 @@ def _validation(name):
 
     yield Look(claim, f"{name} alike", True, "random-validation", fields={"where": where})
     yield Look("", f"{name} upright", True, "axes-swapped", fields={"where": where})
-    yield Look("", f"{name} border", "", lambda border, _: _border(border),
-               holds=lambda border, _: not border.double().mean() > 0.02,
-               fields={"got": "rows or columns of another colour at the border",
-               "where": where})  # fmt: skip
+    yield Look("", f"{name} border", "", _border, holds=lambda border, _: not border.double().mean() > 0.02,
+               fields={"got": "rows or columns of another colour at the border", "where": where})  # fmt: skip
     for slug, wrong in (
         ("flipped-validation", lambda window: window[0] > window[1] or window[2] > window[3]),
         ("validation-squashed", lambda window: abs(sides(window)[0] - sides(window)[1]) > 0.12 * max(sides(window))),
@@ -241,9 +242,20 @@ def _validation(name):
 
 def _spread(claim, wrong, slug, key="areas"):
     """A look at the areas, or at the shapes, of all windows."""
-    return Look(claim, key, "", slug, holds=lambda seen, _: not wrong(seen),
-                fields=lambda seen, _: {"low": seen.min().item(), "high": seen.max().item(),
-                                        "got": f"from {seen.min():.2f} to {seen.max():.2f}"})  # fmt: skip
+    return Look(claim, key, "", slug, holds=lambda seen, _: not wrong(seen), fields=_range)
+
+
+def _range(seen, _):
+    low, high = seen.min().item(), seen.max().item()
+    return {"low": low, "high": high, "got": f"from {low:.2f} to {high:.2f}"}
+
+
+def _flip_fields(flips, _):
+    return {"flips": flips, "draws": DRAWS}
+
+
+def _made_fields(seen, _):
+    return {"draws": DRAWS, "got": f"{sum(seen)} of {len(seen)} transforms mirror"}
 
 
 LOOKS = [
@@ -269,11 +281,9 @@ LOOKS = [
     _spread("", lambda shapes: ((shapes < 0.62) | (shapes > 1.6)).double().mean() > 0.1, "too-distorted", "shapes"),
     _spread("", lambda areas: areas.max() < 0.72, "fixed-scale"),
     Look("training: half of the images are mirrored, none are upside down", "upside down", False, "upside-down"),
-    Look("", "made", "alike", "flipped-once", holds=lambda seen, _: len(set(seen)) < 2,
-         fields=lambda seen, _: {"draws": DRAWS, "got": f"{sum(seen)} of {len(seen)} transforms mirror"}),
-    Look("", "flips", DRAWS / 2, lambda seen, _: "always-flipped" if seen else "never-flipped",
-         holds=lambda seen, _: 0.325 * DRAWS <= seen <= 0.675 * DRAWS,
-         fields=lambda seen, _: {"flips": seen, "draws": DRAWS}),
+    Look("", "made", "alike", "flipped-once", holds=lambda seen, _: len(set(seen)) < 2, fields=_made_fields),
+    Look("", "flips", DRAWS / 2, lambda seen, _: "always-flipped" if seen else "never-flipped", holds=within(0.35),
+         fields=_flip_fields),
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from dlojz_tp.judging.checking.compare import close, mistake_of
 from dlojz_tp.judging.checking.looks import Look, judged, silent, within
 from dlojz_tp.judging.probes.gpus import Seen, on_one_gpu, watched
 from dlojz_tp.judging.probes.networks import batches, held_mode, network, plain_steps
+from dlojz_tp.judging.probes.shared_looks import recognised
 from dlojz_tp.measure.operations import Operations, in_words, syncs
 
 HINTS = {  # balise 4 gives it, too
@@ -117,7 +118,8 @@ def _alive(train_step):
 def _observe_gpu(train_step):
     seen, moves = on_one_gpu(_step_on_gpu, train_step) or (Seen(), 0)
     blocking = sum(not copy.non_blocking for copy in seen.there)
-    return {"gpu": seen, "moves": moves, "copies": len(seen.there), "blocking": blocking}
+    return {"gpu": seen, "moves": moves, "copies": len(seen.there), "blocking": blocking, "pinned": seen.pinned,
+            "reads": seen.reads, "races": [race.what for race in seen.races], "unpinned": seen.unpinned}  # fmt: skip
 
 
 def _step_on_gpu(gpu, device, train_step):
@@ -129,12 +131,18 @@ def _step_on_gpu(gpu, device, train_step):
     return watched(gpu, train_step, model, images, labels, optimizer, device), model.moves
 
 
+def _is_tensor(seen, _):
+    return isinstance(seen[0], torch.Tensor)
+
+
 def _returned(k, what):
     """Looks at one of the two: a tensor, without its graph."""
-    yield Look("", lambda o: (o["answer"][k],), "a tensor", "loss-not-tensor",
-               holds=lambda seen, _: isinstance(seen[0], torch.Tensor),
-               fields=lambda seen, _: {"got": seen[0], "kind": type(seen[0]).__name__})  # fmt: skip
+    yield Look("", lambda o: (o["answer"][k],), "a tensor", "loss-not-tensor", holds=_is_tensor, fields=_kind)
     yield Look("", lambda o: o["answer"][k].requires_grad, False, "graph-kept", fields={"what": what})
+
+
+def _kind(seen, _):
+    return {"got": seen[0], "kind": type(seen[0]).__name__}
 
 
 def _loss_hint(seen, due):
@@ -156,11 +164,16 @@ def _weights_fields(seen, truth):
     return {"expected": due.float(), "got": seen[0][name], "where": f"{name} after three steps"}
 
 
+def _misplaced(o):
+    """How an answer fails on another device."""
+    slug = "device-ignored" if o["gpu"].other_gpu else "not-moved"
+    return o["gpu"].misplaced and (slug, {"error": o["gpu"].error})
+
+
 WAITS = [
-    Look("", lambda o: o["gpu"].pinned, [], "pinned-in-step", fields=silent),
-    Look("", lambda o: o["gpu"].reads, [], "hidden-sync",
-         fields=lambda seen, _: {"error": ", ".join(dict.fromkeys(seen)),
-         "where": "a machine with a GPU"} | silent(seen, _)),
+    Look("", "pinned", [], "pinned-in-step", fields=silent),
+    Look("", "reads", [], "hidden-sync", fields=lambda seen, _: silent(seen, _) | {
+        "error": ", ".join(dict.fromkeys(seen)), "where": "a machine with a GPU"}),
     Look("", lambda o: any(copy.way == "to cpu" for copy in o["gpu"].copies), False, "left-the-device"),
 ]  # fmt: skip
 LOOKS = [
@@ -181,16 +194,12 @@ LOOKS = [
     *WAITS,
     Look("nothing of the step's graph stays alive afterwards", "alive", False, "graph-kept",
          fields={"what": "loss, or the logits, kept outside the step"}),
-    Look("on another device: images and labels moved once, non-blocking; the model not at all", "gpu", "",
-         lambda seen, _: "device-ignored" if seen.other_gpu else "not-moved", holds=lambda seen, _: not seen.misplaced,
-         fields=lambda seen, _: {"error": seen.error} | silent(seen, _)),
+    recognised("on another device: images and labels moved once, non-blocking; the model not at all", _misplaced),
     Look("", "moves", 0, "model-moved"),
     Look("", "copies", 2, "moved-twice", holds=lambda seen, _: seen <= 2, fields="n"),
-    Look("", lambda o: o["gpu"].races, [], "streams-unordered",
-         fields=lambda seen, _: {"error": seen[0].what} | silent(seen, _)),
+    Look("", "races", [], "streams-unordered", fields=lambda seen, _: {"error": seen[0]} | silent(seen, _)),
     Look("", "blocking", 0, "blocking", fields=lambda seen, _: {"got": f"{seen} copies block"}),
-    Look("", lambda o: o["gpu"].unpinned, [], "no-longer-pinned",
-         fields=lambda seen, _: {"line": seen[0]} | silent(seen, _)),
+    Look("", "unpinned", [], "no-longer-pinned", fields=lambda seen, _: {"line": seen[0]} | silent(seen, _)),
 ]  # fmt: skip
 
 

@@ -195,6 +195,10 @@ def _unchanged(key):
     return Look("", key, [], "input-changed", fields=lambda seen, due: dict(zip(("what", "expected", "got"), seen[0])))
 
 
+def _both(seen, _):
+    return {"expected": seen[0], "got": seen[1]}
+
+
 def _means(key, data, claim=""):
     """Looks at the mean loss and at the accuracy."""
     (losses, sizes, right), due = _by_batch(data), _truth(data)
@@ -216,11 +220,8 @@ def _means(key, data, claim=""):
 
 def _on_gpu(number, claim=""):
     """Looks at an update on a GPU."""
-    for key, hint in {
-        "reads": "sync-in-update",
-        "misplaced": "wrong-device",
-        "reads on the CPU": "sync-in-update",
-    }.items():
+    hints = {"reads": "sync-in-update", "misplaced": "wrong-device", "reads on the CPU": "sync-in-update"}
+    for key, hint in hints.items():
         yield Look(claim, f"{key} {number}", "", hint, fields=lambda seen, due: {"error": seen, "got": ""})
     yield Look("", f"to cpu {number}", False, "sums-on-cpu")
 
@@ -231,8 +232,7 @@ LOOKS = [
     _unchanged("changed"), *_means("even", EVEN), _unchanged("changed by a second object"),
     Look("", "shared", False, "shared-state"), *_means("data", DATA),
     Look("result() may be called twice, and update() after it", "again", "the same", "result-changes",
-         holds=lambda seen, _: close(*seen),
-         fields=lambda seen, due: {"expected": seen[0], "got": seen[1]}),
+         holds=lambda seen, _: close(*seen), fields=_both),
     *_means("more", DATA + MORE),
     *_on_gpu(0, "update() on a GPU: everything on the device, nothing read"), *_on_gpu(1),
     # the first update may make what it adds to; what every further one copies from the CPU waits each time

@@ -12,6 +12,7 @@ from dlojz_tp.judging.checking.looks import Look, at_most, judged
 from dlojz_tp.judging.checks.gpu_acceleration.balise_3 import pair, two_floats
 from dlojz_tp.judging.probes.gpus import Seen, on_one_gpu, watched
 from dlojz_tp.judging.probes.networks import Moved, network
+from dlojz_tp.judging.probes.shared_looks import recognised
 from dlojz_tp.measure.operations import Operations, syncs
 
 
@@ -110,28 +111,31 @@ def _mean(what, k, each):
     """The look at one of the two numbers. each: (19,), what it is the mean of."""
     means = torch.stack([part.mean() for part in each.split(8)])
     known = {"validation-unweighted": means.mean(), "validation-percent": 100 * each.mean(),
-    "first-batch-only": means[0],
-             "not-averaged": each.sum()}  # fmt: skip
+             "first-batch-only": means[0], "not-averaged": each.sum()}  # fmt: skip
 
     def hint(seen, due):
-        slug = mistake_of(
-            seen[0], known, "not-averaged" if close(seen[0], means.sum(), 1e-4) else "validation-wrong", 1e-4
-        )
+        other = "not-averaged" if close(seen[0], means.sum(), 1e-4) else "validation-wrong"
+        slug = mistake_of(seen[0], known, other, 1e-4)
         return "begins-anew" if slug == "first-batch-only" and seen[1] > 1 else slug
 
-    return Look("", lambda o: (o["got"][k], o["passes"]), each.mean().item(), hint,
-                holds=lambda seen, due: close(seen[0], due, 1e-4),
-                fields=lambda seen, due: {"got": seen[0], "where": f"the {what}", "what": what,
-                "n": seen[1]})  # fmt: skip
+    def right(seen, due):
+        return close(seen[0], due, 1e-4)
+
+    def fields(seen, _):
+        return {"got": seen[0], "where": f"the {what}", "what": what, "n": seen[1]}
+
+    return Look("", lambda o: (o["got"][k], o["passes"]), each.mean().item(), hint, holds=right, fields=fields)
 
 
-def _what(text):
-    return lambda seen, due: {"what": text.format(seen)}
+def _what(text, field="what"):
+    return lambda seen, due: {field: text.format(seen)}
 
 
-def _calls(waits):
-    """Those that only wait."""
-    return sorted({call for call in waits if "synchronize" in call or "empty_cache" in call})
+def _waits(o):
+    """The mistake of more than six waits, and the calls that only wait."""
+    calls = ", ".join(sorted({call for call in o["waits"] if "synchronize" in call or "empty_cache" in call}))
+    slug = "waits-each-batch" if calls else "sync-each-batch"
+    return len(o["waits"]) > 6 and (slug, {"n": len(o["waits"]), "batches": 19, "error": calls})
 
 
 LOOKS = [
@@ -157,16 +161,13 @@ LOOKS = [
     Look("", "weights", True, "weights-changed"),
     Look("few values are read from the device: not one per batch", "reads", 6, "sync-each-batch", holds=at_most,
          fields=lambda seen, due: {"n": seen, "batches": 19}),
-    Look("", "waits", 6, lambda seen, due: "waits-each-batch" if _calls(seen) else "sync-each-batch",
-         holds=lambda seen, due: len(seen) <= due,
-         fields=lambda seen, due: {"got": "", "expected": "", "n": len(seen), "batches": 19,
-                                    "error": ", ".join(_calls(seen))}),
+    recognised("", _waits),
     Look("images and labels are moved to the device", "misplaced", "", "validation-not-moved",
          fields=lambda seen, due: {"error": seen, "got": ""}),
     Look("", "moves", 0, "model-moved"),
     Look("", "there", 2, "validation-not-moved",
          holds=lambda seen, due: seen >= due,  # batch by batch, or all at once: both are right
-         fields=lambda seen, due: {"error": f"{seen} copies of images and labels were seen"}),
+         fields=_what("{} copies of images and labels were seen", "error")),
 ]  # fmt: skip
 
 

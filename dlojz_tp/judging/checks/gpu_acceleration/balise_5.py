@@ -111,8 +111,10 @@ def _form(claim, key):
     def hint(seen, _):
         return "not-survived" if isinstance(seen, torch.OutOfMemoryError) else "no-dictionary"
 
-    return Look(claim, key, "a dictionary", hint, holds=lambda seen, _: isinstance(seen, dict),
-                fields=lambda seen, _: {"got": str(seen)[:200]})  # fmt: skip
+    def fields(seen, _):
+        return {"got": str(seen)[:200]}
+
+    return Look(claim, key, "a dictionary", hint, holds=lambda seen, _: isinstance(seen, dict), fields=fields)
 
 
 def _words(sizes, _):
@@ -126,12 +128,8 @@ def _failed_hint(seen, _):
 
 def _kept_fields(seen, _):
     (size, then, _), *_ = seen
-    return {
-        "size": size,
-        "then": f"the start of batch size {then}" if then else "the return",
-        "expected": "",
-        "got": "",
-    }
+    then = f"the start of batch size {then}" if then else "the return"
+    return {"size": size, "then": then, "expected": "", "got": ""}
 
 
 LOOKS = [

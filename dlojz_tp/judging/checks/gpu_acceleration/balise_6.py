@@ -1,5 +1,6 @@
 """Balise 6: the straight line behind the peaks: exact, noisy, with failed sizes, on a card that is too small."""
 
+import functools
 import itertools
 import math
 from numbers import Integral
@@ -38,6 +39,7 @@ def observe(memory_model):
                 raise
             got = error
         yield {name: tuple(got) if isinstance(got, list) else got, f"{name}, given": given}
+        yield {f"{name}, largest": tuple(got)[2:]}
 
 
 def _three(got, _):
@@ -62,10 +64,16 @@ def _line(claim, name):
              for value in (0, capacity, max(fitting.values()))]  # fmt: skip
     return _called(claim, name, Look(
         "", lambda o: [float(one) for one in o[name][:2]], _least_squares(fitting),
-        lambda seen, due: _line_hint(*seen, due[1], fitting, found),
-        holds=lambda seen, due: all(abs(a - b) <= most * b for a, b, most in zip(seen, due, (2e-3, 1e-3))),
-        fields=lambda seen, due: {"got": _words(*seen), "expected": _words(*due)},
+        functools.partial(_line_hint, fitting, found), holds=_near, fields=_both_lines,
     ))  # fmt: skip
+
+
+def _near(seen, due):
+    return all(abs(a - b) <= most * b for a, b, most in zip(seen, due, (2e-3, 1e-3)))
+
+
+def _both_lines(seen, due):
+    return {"got": _words(*seen), "expected": _words(*due)}
 
 
 def _words(model, image):
@@ -80,14 +88,15 @@ def _least_squares(fitting):
     return (y - slope * x) / n, slope
 
 
-def _line_hint(model, image, true_image, fitting, counted):
+def _line_hint(fitting, counted, seen, due):
     """The mistake in a line. counted: the slopes where a failed size is counted."""
+    model, image = seen
     ratios = [p / b for b, p in fitting.items()]
     through_zero = sum(b * p for b, p in fitting.items()) / sum(b * b for b in fitting)
     divided = sum(ratios) / len(ratios), through_zero, sum(fitting.values()) / sum(fitting), ratios[0], ratios[-1]
     pairs = [(b, p, (q - p) / (c - b)) for (b, p), (c, q) in itertools.combinations(fitting.items(), 2)]
     known = {
-        "wrong-intercept": close(image, true_image, 1e-3),
+        "wrong-intercept": close(image, due[1], 1e-3),
         "swapped": close([model, image], [float(IMAGE), float(MODEL)], 0.1),
         "no-fixed-part": any(close(image, one, 1e-3) for one in divided),
         "failed-counted": any(close(image, one, 1e-3) for one in counted),
@@ -112,9 +121,13 @@ def _largest(claim, name):
         where = f"{there}, model {MODEL / 1e6:.0f} MB, {IMAGE / 1e6:.1f} MB an image"
         return {"expected": due[0], "got": seen[0], "where": where, "needed": needed, "capacity": there}
 
-    look = Look("", lambda o: o[name][2:], ((capacity - MODEL) // IMAGE,), hint, fields=fields,
+    look = Look("", f"{name}, largest", ((capacity - MODEL) // IMAGE,), hint, fields=fields,
                 holds=lambda seen, due: seen[0] == due[0] and not isinstance(seen[0], float))  # fmt: skip
     return _called(claim, name, look)
+
+
+def _size(seen, _):
+    return {"expected": 0, "got": f"{seen[0]}", "size": seen[0]}
 
 
 LOOKS = [
@@ -124,9 +137,8 @@ LOOKS = [
     *_largest("the largest batch: a whole number that still fits", "large"), *_largest("", "40 images"),
     *_largest("", "no image"), *_largest("", "failed below"),
     *_called("a card too small for the model: 0", "no model"),
-    Look("", lambda o: o["no model"][2:], (0,),
-         lambda seen, _: "negative-batch" if (seen[0] or -1) < 0 else "wrong-largest",
-         fields=lambda seen, _: {"expected": 0, "got": f"{seen[0]}", "size": seen[0]}),
+    Look("", "no model, largest", (0,), lambda seen, _: "negative-batch" if (seen[0] or -1) < 0 else "wrong-largest",
+         fields=_size),
     *_called("another network on another card", "other"),
     Look("", lambda o: [one if one is None else float(one) for one in o["other"]],
          [float(MODEL // 7), float(IMAGE // 3), float((CARD - MODEL // 7) // (IMAGE // 3))], "wrong-line",

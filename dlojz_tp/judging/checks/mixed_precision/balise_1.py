@@ -8,6 +8,7 @@ from dlojz_tp.judging.checking.looks import Look, judged
 from dlojz_tp.judging.checks.mixed_precision import forms, spies
 from dlojz_tp.judging.checks.mixed_precision.forms import CPU, SIZES, said, tensors
 from dlojz_tp.judging.probes.networks import batches
+from dlojz_tp.judging.probes.shared_looks import recognised
 from dlojz_tp.measure.operations import Operations, in_words, syncs
 
 _, LOSSES, FIRST = spies.loop(spies.watched_network(), batches(*SIZES))
@@ -82,10 +83,11 @@ class _Run:
 
 def _parallel(some, others):
     """Whether gradients have one direction."""
-    return (
-        spies.distance([g / spies.global_norm(some) for g in some], [g / spies.global_norm(others) for g in others])
-        < 0.05
-    )
+    return _near([g / spies.global_norm(some) for g in some], [g / spies.global_norm(others) for g in others])
+
+
+def _near(gradients, others):
+    return spies.distance(gradients, others) < 0.05
 
 
 def _unclipped(gradients, limit):
@@ -98,17 +100,17 @@ def _limit_hint(run, batch):
     got, log = run.scaler.seen["step"], run.scaler.log
     if any(g is None for g in got):
         return "no-gradients"
-    if spies.distance(got, FIRST) < 0.05:
+    if _near(got, FIRST):
         there = any(p.grad is not None for p in run.model.parameters())
         late = there and spies.global_norm(spies.gradients(run.optimizer)) < 1.05 * LIMIT
         return "clipped-after-step" if late else "not-clipped"
-    if spies.distance(got, [g * LIMIT / NORM for g in FIRST]) < 0.05:
+    if _near(got, [g * LIMIT / NORM for g in FIRST]):
         return ""
     if "unscale_" not in log:
         return "never-unscaled"
-    if spies.distance(got, [g.clamp(-LIMIT, LIMIT) for g in FIRST]) < 0.05:
+    if _near(got, [g.clamp(-LIMIT, LIMIT) for g in FIRST]):
         return "clipped-by-value"
-    if spies.distance(got, [g * min(1.0, LIMIT / g.norm().item()) for g in FIRST]) < 0.05:
+    if _near(got, [g * min(1.0, LIMIT / g.norm().item()) for g in FIRST]):
         return "clipped-each"
     norm = spies.global_norm(got)
     if not _parallel(got, FIRST) or abs(norm / LIMIT - 1) <= 0.02:
@@ -160,10 +162,6 @@ def _loss(o):
 
 def _order(claim):
     """Looks at the calls of the scaler."""
-
-    def norm(gradients):
-        return f"norm {spies.global_norm(gradients):.3g}"
-
     return [
         Look(claim, lambda o: bool(set(o["log"]) & {"scale", "unscale_", "step"}), True, "scaler-unused"),
         Look("", "alone", 0, "optimizer-stepped-alone"),
@@ -171,24 +169,35 @@ def _order(claim):
         Look("", lambda o: "step" in o["log"], True, "no-update"),
         Look("", "updated", True, "no-gradients"),
         Look("", lambda o: "update" in o["log"], True, "no-scaler-update"),
-        Look("", lambda o: [(name, o["log"].count(name)) for name in ("step", "update") if o["log"].count(name) > 1],
-             [], "called-twice", fields=said(name=lambda seen: seen[0][0], n=lambda seen: seen[0][1])),
+        recognised("", _called_twice),
         Look("", lambda o: o["log"].index("update") > o["log"].index("step"), True, "update-too-early"),
-        Look("", "unscaled", None, lambda seen, _: _unscale_hint(seen), holds=lambda seen, _: not _unscale_hint(seen),
-             fields=said(factor=lambda seen: spies.global_norm(seen) / NORM / spies.SCALE, got=norm)),
+        recognised("", _as_unscaled),
     ]  # fmt: skip
 
 
-def _unscale_hint(gradients):
-    """The mistake in gradients as they are when unscale_ is called; "" if there is none."""
+def _called_twice(o):
+    counts = {name: o["log"].count(name) for name in ("step", "update")}
+    return next((("called-twice", {"name": name, "n": n}) for name, n in counts.items() if n > 1), None)
+
+
+def _as_unscaled(o):
+    """The mistake in gradients as they are when unscale_ is called."""
+    gradients = o["unscaled"]
     if gradients is None or not spies.global_norm(gradients) > 0:
-        return ""
-    ratio = spies.global_norm(gradients) / NORM
+        return None
+    norm = spies.global_norm(gradients)
+    ratio = norm / NORM
+    about = {"factor": ratio / spies.SCALE, "got": f"norm {norm:.3g}"}
     if 0.9 < ratio < 1.1:
-        return "loss-not-scaled"
+        return "loss-not-scaled", about
     if not 0.9 < ratio / spies.SCALE < 1.1 and _parallel(gradients, FIRST) and _unclipped(gradients, LIMIT):
-        return "loss-factor"
-    return "clipped-before-unscale" if ratio < 0.9 * spies.SCALE else ""
+        return "loss-factor", about
+    return ("clipped-before-unscale", about) if ratio < 0.9 * spies.SCALE else None
+
+
+def _clipped(o):
+    got, slug = o["clipped"]
+    return slug and (slug, _norms(got, LIMIT, LIMIT))
 
 
 def _gentle_hint(got, _):
@@ -197,9 +206,10 @@ def _gentle_hint(got, _):
     return "always-normalised" if spies.global_norm(got) > NORM else "max-norm-ignored"
 
 
-def _norms(got, limit):
+def _norms(got, wanted, limit):
     norm = spies.global_norm(got) if all(g is not None for g in got) else 0.0
-    return {"norm": norm, "limit": limit, "scale": spies.SCALE, "got": f"global norm {norm:.4g}"}
+    about = {"norm": norm, "limit": limit, "scale": spies.SCALE}
+    return about | {"expected": f"global norm {wanted:.4g}", "got": f"global norm {norm:.4g}"}
 
 
 LOOKS = [
@@ -211,20 +221,16 @@ LOOKS = [
     *forms.mean_loss(LOSSES[0], 2e-2, _loss),
     *forms.numbers(torch.float16, _loss),
     *_order("scale, backward, unscale_, step, update, in this order"),
-    Look("between unscale_ and step, the gradients are clipped by their global norm", "clipped", "",
-         lambda seen, _: seen[1], holds=lambda seen, _: not seen[1],
-         fields=lambda seen, _: {"expected": f"global norm {LIMIT:.4g}"} | _norms(seen[0], LIMIT)),
-    Look("", "gentle", FIRST, _gentle_hint, holds=lambda seen, due: spies.distance(seen, due) < 0.05,
-         fields=lambda seen, _: {"expected": f"global norm {NORM:.4g}"} | _norms(seen, 50 * NORM)),
+    recognised("between unscale_ and step, the gradients are clipped by their global norm", _clipped),
+    Look("", "gentle", FIRST, _gentle_hint, holds=_near, fields=lambda seen, _: _norms(seen, NORM, 50 * NORM)),
     Look("after three steps the weights match those of a float64 loop", "adds up", False, "gradients-add-up"),
     *forms.steps(torch.float16, 0.05),
     Look("with torch.amp.GradScaler, an overflow doesn't change the weights, and the scale shrinks", "error", "",
          "overflow-raises", fields=said(error=str)),
     Look("", "applied", False, "overflow-applied"),
     Look("", "scale", 2.0**10, "scale-not-backed-off", holds=lambda seen, due: seen == due),
-    Look("", "after", "a normal update after the overflow", "overflow-applied",
-         holds=lambda seen, _: 0 < seen < float("inf"),
-         fields=lambda seen, _: {"got": f"the weights moved by {seen:.3g}"}),
+    Look("", "after", "", "overflow-applied", holds=lambda seen, _: 0 < seen < float("inf"),
+         fields=said(expected="a normal update after the overflow", got="the weights moved by {:.3g}".format)),
     Look("", "left on at all", False, "autocast-left-on"),
     Look("nothing waits for the device: no value is read in the step", "reads", "", "hidden-sync",
          fields=said(error=str)),

@@ -1,15 +1,15 @@
 """Balise 2: the step in bfloat16, against float64 and on a GPU, and which modules of a network stay in float32."""
 
 import copy
-from operator import itemgetter
 
 import torch
 from torch import nn
 
-from dlojz_tp.judging.checking.looks import Look, judged
+from dlojz_tp.judging.checking.looks import Look, judged, silent
 from dlojz_tp.judging.checks.mixed_precision import forms, spies
 from dlojz_tp.judging.checks.mixed_precision.forms import CPU, SIZES, first, name, said
 from dlojz_tp.judging.probes.networks import batches
+from dlojz_tp.judging.probes.shared_looks import recognised
 from dlojz_tp.measure.operations import Operations, in_words, syncs
 
 WEIGHTS, LOSSES, _ = spies.loop(spies.watched_network(), batches(*SIZES))
@@ -168,6 +168,9 @@ def _report(half, number):
     def missing(o):
         return [name for name in truth if name not in o[key]]
 
+    def wrong(o):
+        return _wrong({name: o[key][name] for name in truth}, truth, modules, o[(*key, "ran")], half)
+
     def row(see, hint):
         """A look at names, of which there must be none."""
         return Look("", see, [], hint, fields=said(names=", ".join, expected=", ".join(truth)))
@@ -183,16 +186,13 @@ def _report(half, number):
             "containers-included"),
         row(missing, "modules-missing"),
         row(lambda o: [name for name in o[key] if name == "1.unused"], "parameter-dtypes"),
-        Look("", lambda o: _wrong({name: o[key][name] for name in truth}, truth, o[(*key, "ran")], half), None,
-             lambda seen, _: seen[0],
-             fields=said(name=lambda seen: f"{seen[1]} ({type(modules[seen[1]]).__name__})", wanted_dtype=itemgetter(2),
-                         got_dtype=itemgetter(3))),
+        recognised("", wrong),
         Look("", (*key, "graph"), False, "graph-recorded"),
     ]  # fmt: skip
 
 
-def _wrong(got, truth, ran, half):
-    """(slug, name, what is due, what came) of the mistake in a report; None if there is none."""
+def _wrong(got, truth, modules, ran, half):
+    """(hint, its fields) for the mistake in a report; None if there is none."""
     if got == truth:
         return None
     place = next(name for name in truth if got[name] != truth[name])
@@ -203,8 +203,9 @@ def _wrong(got, truth, ran, half):
         slug = "outside-autocast" if ran == {torch.float32} else "parameter-dtypes"
     elif half == torch.float16 and torch.bfloat16 in got.values():
         slug = "dtype-ignored"  # the other dtype has been looked at
-    return (slug, place, name(truth[place]),
-            name(got[place]) if isinstance(got[place], torch.dtype) else repr(got[place]))  # fmt: skip
+    found = name(got[place]) if isinstance(got[place], torch.dtype) else repr(got[place])
+    module = f"{place} ({type(modules[place]).__name__})"
+    return slug, {"name": module, "wanted_dtype": name(truth[place]), "got_dtype": found}
 
 
 def _left(key, claim=""):
@@ -213,7 +214,7 @@ def _left(key, claim=""):
         Look(claim, f"hooks{key}", 0, "hooks-left", fields=said(n=int)),
         Look("", f"learnt{key}", [], "statistics-changed", fields=said(name=first)),
         Look("", f"modes{key}", [], "mode-changed",
-             fields=said(mode=lambda seen: seen[0][0], name=lambda seen: seen[0][1])),
+             fields=lambda seen, due: silent(seen, due) | dict(zip(("mode", "name"), seen[0]))),
     ]  # fmt: skip
 
 

@@ -1,10 +1,13 @@
 """Balise 3: what float16 loses of given gradients. The truth is the cast done by NumPy, value by value."""
 
+from functools import partial
+
 import numpy as np
 import torch
 
 from dlojz_tp.judging.checking.compare import close, mistake_of
 from dlojz_tp.judging.checking.looks import Look, at_most, judged
+from dlojz_tp.judging.probes.shared_looks import recognised
 from dlojz_tp.measure.operations import Operations
 
 
@@ -116,34 +119,43 @@ def _looks(number):
     arrays = [g.numpy().ravel() for g in grads if g is not None]
     values = np.concatenate(arrays)
     scaled, there = values * np.float32(scale), values != 0
-    known = _mistakes(arrays, values, scaled, scale)
+    known, due = _mistakes(arrays, values, scaled, scale), list(_fractions(scaled))
     early = float(((np.abs(scaled) >= 65504) & there).sum() / max(there.sum(), 1))
 
-    def low_hint(seen, due):
+    def low_hint(seen):
         if close(seen, due[::-1], 1e-6):
             return "swapped-fractions"
         return mistake_of(seen[0], known, "percent" if seen[0] > 1 else "wrong-fraction", 1e-6)
 
-    def high_hint(seen, _):
+    def high_hint(seen):
         return "overflow-at-65504" if close(seen[1], early, 1e-6) else "overflow-missed"
 
+    def wrong(k, hint, o):
+        """The mistake in one of the two."""
+        got, wanted = o[number][k], due[k]
+        about = {"expected": wanted, "got": got, "where": where, "wanted": wanted}
+        return None if close(got, wanted, 1e-6) else (hint(o[number]), about)
+
     yield Look(claim, number, "two fractions", "not-two-fractions", holds=lambda seen, _: isinstance(seen, list))
-    for k, hint in enumerate((low_hint, high_hint)):
-        yield Look("", number, list(_fractions(scaled)), hint,
-                   holds=lambda seen, due, k=k: close(seen[k], due[k], 1e-6),
-                   fields=lambda seen, due, k=k: {"expected": due[k], "got": seen[k], "where": where,
-                   "wanted": due[k]})  # fmt: skip
+    yield recognised("", partial(wrong, 0, low_hint))
+    yield recognised("", partial(wrong, 1, high_hint))
 
 
-def _empty_fields(seen, _):
-    error = f"{type(seen).__name__}: {seen}" if isinstance(seen, Exception) else "another value came"
-    return {"error": error, "expected": "(0, 0)", "got": "" if isinstance(seen, Exception) else seen}
+def _empty(where):
+    """The look at gradients of which nothing counts."""
+
+    def fields(seen, _):
+        raised = isinstance(seen, Exception)
+        error, got = (f"{type(seen).__name__}: {seen}", "") if raised else ("another value came", seen)
+        return {"error": error, "expected": "(0, 0)", "got": got, "where": where}
+
+    return Look("", where, [0.0, 0.0], lambda seen, _: "not-two-fractions" if isinstance(seen, str) else "empty-fails",
+                fields=fields)  # fmt: skip
 
 
 LOOKS = [
     *(look for number in range(len(CASES)) for look in _looks(number)),
-    *(Look("", where, [0.0, 0.0], lambda seen, _: "not-two-fractions" if isinstance(seen, str) else "empty-fails",
-           fields=lambda seen, due, where=where: _empty_fields(seen, due) | {"where": where}) for where in EMPTY),
+    *map(_empty, EMPTY),
     Look("a few operations per tensor; the gradients are unchanged", "operations", 200, "value-by-value", holds=at_most,
          fields=lambda seen, _: {"n": seen, "size": 4000 + 50 * 60}),
     Look("", "unchanged", True, "gradients-overwritten"),

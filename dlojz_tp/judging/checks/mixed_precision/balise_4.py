@@ -13,6 +13,7 @@ from dlojz_tp.judging.checking.looks import Look, at_most, judged, silent, withi
 from dlojz_tp.judging.checks.mixed_precision.spies import SpySGD
 from dlojz_tp.judging.checks.mixed_precision.traces import known_traces, random_overflows
 from dlojz_tp.judging.probes.gpus import left_on_cpu, on_gpus
+from dlojz_tp.judging.probes.shared_looks import recognised
 from dlojz_tp.measure.operations import Operations, in_words, syncs
 
 FIRST = 1024.0
@@ -188,14 +189,19 @@ def _traces(number):
         said = {"expected": due[k], "got": seen[k], "where": where, "got_scale": seen[k]}
         return said | {"growth": options["growth_factor"], "backoff": options["backoff_factor"]}
 
-    yield Look("the scale follows torch.amp.GradScaler on random overflows", lambda o: o[key]["moved"], {},
-               "scale-moved-in-step",
-               fields=lambda seen, _: seen)  # fmt: skip
-    for name, slug, more in (
-        ("scales", hint, {"holds": within(1e-5), "fields": fields}), ("updates", "wrong-trace", {}),
-        ("weights", "weights-differ", {"holds": within(1e-4)}),
-    ):  # fmt: skip
-        yield Look("", lambda o, name=name: o[key][name], lambda _, name=name: _theirs(number)[name], slug, **more)
+    def beside(name, slug, **more):
+        """A look at what PyTorch's scaler gives, too."""
+
+        def theirs(_):
+            return _theirs(number)[name]
+
+        return Look("", lambda o: o[key][name], theirs, slug, **more)
+
+    yield recognised("the scale follows torch.amp.GradScaler on random overflows",
+                     lambda o: o[key]["moved"] and ("scale-moved-in-step", o[key]["moved"]))  # fmt: skip
+    yield beside("scales", hint, holds=within(1e-5), fields=fields)
+    yield beside("updates", "wrong-trace")
+    yield beside("weights", "weights-differ", holds=within(1e-4))
 
 
 def _skipped(place, value):

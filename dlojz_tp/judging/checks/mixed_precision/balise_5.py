@@ -1,13 +1,14 @@
 """Balise 5: the unit in the last place, against bit patterns, and SGD on float32 masters, against SGD in float64."""
 
 import gc
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import nn
 
-from dlojz_tp.judging.checking.looks import Look, judged, shape, silent
+from dlojz_tp.judging.checking.looks import Look, at_most, judged, shape, silent
 from dlojz_tp.judging.probes.gpus import on_gpu
+from dlojz_tp.judging.probes.shared_looks import recognised, said
 from dlojz_tp.measure import LiveBytes
 
 HALVES = torch.bfloat16, torch.float16
@@ -183,11 +184,14 @@ def _units(dtype):
         yield Look(claim, (dtype, what, "x"), x.float(), "ulp-changes-x", holds=torch.equal)
         yield Look("", (dtype, what, "shape"), tuple(x.shape), "ulp-shape")
         about = {"where": f"{_name(dtype)}, x = {values}", "wanted": _next(x)[0].item()}
-        yield Look("", (dtype, what), _next(x), lambda seen, due, what=what, x=x: _which(what, x, seen, due),
-                   holds=lambda seen, due: bool(((seen - due).abs() <= 1e-4 * due).all()),
+        yield Look("", (dtype, what), _next(x), partial(_which, what, x), holds=_alike,
                    fields=lambda seen, due, about=about: {"expected": due.float(),
                    "got": seen.float()} | about)  # fmt: skip
     yield Look("", (dtype, "two dimensions"), (2, 3), "ulp-shape")
+
+
+def _alike(units, others) -> bool:
+    return bool(((units - others).abs() <= 1e-4 * others.abs()).all())
 
 
 def _which(what, x, got, wanted):
@@ -195,7 +199,7 @@ def _which(what, x, got, wanted):
     size, eps = x.double().abs(), torch.finfo(x.dtype).eps
     known = {"ulp-negative": -wanted, "ulp-half": wanted / 2, "ulp-constant": torch.full_like(wanted, eps),
              "ulp-relative": eps * size, "ulp-float32": _next(x.float())}  # fmt: skip
-    slugs = [slug for slug, value in known.items() if ((got - value).abs() <= 1e-4 * value.abs()).all()]
+    slugs = [slug for slug, value in known.items() if _alike(got, value)]
     return slugs[0] if slugs and what in ("", "ulp-negative") else what or "ulp-wrong"
 
 
@@ -206,10 +210,14 @@ def _masters(dtype):
     def kind(when, claim=""):
         return Look(claim, (dtype, when), name, "parameters-widened", fields="got_dtype")
 
-    def twenty_hint(seen, _):
+    def after_twenty(o):
+        (got, held), due = o[dtype, "twenty"], _trained(dtype, MOMENTUM)
+        if _near(got, due):
+            return None
         known = {"momentum-ignored": _trained(dtype, 0.0), "momentum-dampened": _trained(dtype, MOMENTUM, 0.1)}
-        other = "momentum-in-half" if 5.5 < seen[1] < 6.5 else "sgd-wrong"
-        return next((slug for slug, weights in known.items() if _near(seen[0], weights)), other)
+        other = "momentum-in-half" if 5.5 < held < 6.5 else "sgd-wrong"
+        slug = next((slug for slug, weights in known.items() if _near(got, weights)), other)
+        return slug, {"expected": due[0].float(), "got": got[0]}
 
     return [
         kind("after 40", f"with masters, small updates add up, parameters in {name}"),
@@ -221,25 +229,25 @@ def _masters(dtype):
         kind("after 1", f"twenty steps of SGD with momentum, parameters in {name}"),
         Look("", (dtype, "moved at once"), True, "velocity-late"),
         kind("after 20"),
-        Look("", (dtype, "twenty"), lambda _: _trained(dtype, MOMENTUM), twenty_hint,
-             holds=lambda seen, due: _near(seen[0], due),
-             fields=lambda seen, due: {"expected": due[0].float(), "got": seen[0][0]}),
+        recognised("", after_twenty),
     ]  # fmt: skip
+
+
+def _bytes(held, _):
+    return {"got_bytes": held, "expected": "8 bytes a parameter", "got": f"{held:.1f}"}
 
 
 LOOKS = [
     *(look for dtype in DTYPES for look in _units(dtype)), *(look for dtype in HALVES for look in _masters(dtype)),
-    Look("parameters without a gradient, and zero_grad", "none", "", "grad-none",
-         fields="error"),
+    Look("parameters without a gradient, and zero_grad", "none", "", "grad-none", fields="error"),
     Look("", "frozen", _model(torch.bfloat16, 2, 3)[1].detach(), "frozen-moved"),
     Look("", "left", False, "zero-grad-missing"),
     Look("", "generator", True, "generator-used-up"), Look("", "list", True, "generator-used-up"),
-    Look("between two steps: 8 bytes per parameter, for masters and momentum", "held", 8,
-         lambda seen, _: "float32-gradients-kept" if 11.5 < seen < 12.5 else "too-much-memory",
-         holds=lambda seen, _: not seen > 9,
-         fields=lambda seen, _: {"got_bytes": seen, "expected": "8 bytes a parameter", "got": f"{seen:.1f}"}),
+    Look("between two steps: 8 bytes per parameter, for masters and momentum", "held", 9,
+         lambda held, _: "float32-gradients-kept" if 11.5 < held < 12.5 else "too-much-memory",
+         holds=at_most, fields=_bytes),
     Look("on a GPU: no value is read, nothing is created elsewhere", "device", ["", ""], "leaves-the-device",
-         fields=lambda seen, _: {"error": seen[1], "expected": "", "got": ""}),
+         fields=said),
 ]  # fmt: skip
 
 

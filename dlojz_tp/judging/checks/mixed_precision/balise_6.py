@@ -3,7 +3,7 @@
 import itertools
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -91,16 +91,28 @@ def _parameter(setup, states, claim=""):
     """Looks at a dictionary and at each of its numbers."""
     yield Look(claim, (setup, states), "a dictionary", "bytes-no-dictionary",
                holds=lambda seen, _: isinstance(seen, dict))  # fmt: skip
-    yield Look("", lambda o: [key for key in KEYS if key not in o[setup, states]], [], "keys-missing",
-               fields=lambda seen, _: {"names": ", ".join(seen), "verb": "is" if len(seen) == 1 else "are"})  # fmt: skip
-    for key in KEYS:
-        about = {"where": f"{key}, {setup.name}, {states} states per parameter", "states": states, "what": key}
-        yield Look("", lambda o, key=key: o[setup, states][key], lambda _, key=key: weigh(setup, states)[key],
-                   lambda seen, due, key=key: _which(key, seen, due, setup, states),
-                   fields=lambda _, due, about=about: about | {"wanted_bytes": due})  # fmt: skip
+    yield Look("", lambda o: [key for key in KEYS if key not in o[setup, states]], [], "keys-missing", fields=_names)
+    yield from (_number(setup, states, key) for key in KEYS)
 
 
-def _which(key, value, wanted, setup, states):
+def _names(missing, _):
+    return {"names": ", ".join(missing), "verb": "is" if len(missing) == 1 else "are"}
+
+
+def _number(setup, states, key):
+    """The look at one number of a dictionary."""
+    about = {"where": f"{key}, {setup.name}, {states} states per parameter", "states": states, "what": key}
+
+    def due(_):
+        return weigh(setup, states)[key]
+
+    def fields(_, due):
+        return about | {"wanted_bytes": due}
+
+    return Look("", lambda o: o[setup, states][key], due, partial(_which, setup, states, key), fields=fields)
+
+
+def _which(setup, states, key, value, wanted):
     """The mistake in one number of a dictionary."""
     if wanted and value == 8 * wanted:
         return "bits-not-bytes"

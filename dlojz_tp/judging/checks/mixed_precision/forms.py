@@ -1,5 +1,6 @@
 """What both steps of mixed precision share: looks at what they return, at autocast, at several steps, at a GPU."""
 
+from functools import partial
 from operator import itemgetter
 
 import torch
@@ -10,6 +11,7 @@ from dlojz_tp.judging.checking.looks import Look
 from dlojz_tp.judging.checks.mixed_precision import spies
 from dlojz_tp.judging.probes.gpus import Seen, on_one_gpu, watched
 from dlojz_tp.judging.probes.networks import batches
+from dlojz_tp.judging.probes.shared_looks import recognised
 
 HINTS = {
     "not-loss-and-logits": "Return two things: the loss and the logits.",
@@ -129,13 +131,17 @@ def returned(claim):
                   holds=lambda seen, _: isinstance(seen, tuple) and len(seen) == 2)]  # fmt: skip
     for k, what in enumerate(("loss", "logits")):
         looks += [
-            Look("", lambda o, k=k: (o["answer"][k],), "a tensor", "number-returned",
-                 holds=lambda seen, _: isinstance(seen[0], torch.Tensor),
-                 fields=said(got=first, kind=lambda seen: type(seen[0]).__name__, what=what)),
+            recognised("", partial(_number, k, what)),
             Look("", lambda o, k=k: getattr(o["answer"][k], "requires_grad", False), False, "graph-kept",
                  fields=said(what=what)),
         ]  # fmt: skip
     return looks
+
+
+def _number(k, what, o):
+    value = o["answer"][k]
+    about = {"got": value, "kind": type(value).__name__, "what": what}
+    return None if isinstance(value, torch.Tensor) else ("number-returned", about)
 
 
 def forward(claim, dtype):
@@ -144,9 +150,7 @@ def forward(claim, dtype):
         Look(claim, "passes", 1, "no-autocast", holds=lambda seen, _: seen > 0,
              fields=said(got="the network was not called")),
         Look("", "kinds", [], "weights-converted", fields=said(got_dtype=first)),
-        Look("", lambda o: "on" if o["forward"][0] else o["asked"], "on",
-             lambda asked, _: "device-hard-coded" if asked and "cpu" not in asked else "no-autocast",
-             fields=said(asked=lambda asked: asked[0] if asked else "", kind="cpu", got="autocast off")),
+        recognised("", _autocast_off),
         Look("", lambda o: name(o["forward"][1] if o["forward"][0] else dtype), name(dtype), "wrong-dtype",
              fields=said(got_dtype=str)),
         Look("", "passes", 1, "forward-twice", fields=said(n=int)),
@@ -155,9 +159,21 @@ def forward(claim, dtype):
     ]  # fmt: skip
 
 
+def _autocast_off(o):
+    if o["forward"][0]:
+        return None
+    asked = o["asked"]
+    slug = "device-hard-coded" if asked and "cpu" not in asked else "no-autocast"
+    return slug, {"asked": asked[0] if asked else "", "kind": "cpu", "got": "autocast off"}
+
+
 def loss(o):
     """The loss that the first step returned."""
     return tensors(o["answer"])[0]
+
+
+def _logits(o):
+    return tensors(o["answer"])[1]
 
 
 def mean_loss(due, most, loss):
@@ -166,44 +182,50 @@ def mean_loss(due, most, loss):
     def near(loss, wanted):
         return close(loss, torch.tensor(wanted), most)
 
-    yield Look("", lambda o: (loss(o), len(tensors(o["answer"])[1])), due,
-               lambda seen, due: "sum-not-mean" if near(seen[0], due * seen[1]) else "wrong-loss",
-               holds=lambda seen, due: near(seen[0], due), fields=said(got=first, expected=f"{due:.6g}"))  # fmt: skip
+    def wrong(o):
+        got, n = loss(o), len(_logits(o))
+        about = {"got": got, "expected": f"{due:.6g}"}
+        return None if near(got, due) else ("sum-not-mean" if near(got, due * n) else "wrong-loss", about)
+
+    yield recognised("", wrong)
 
 
 def numbers(dtype, loss):
     """Looks at the logits, and at the loss of these very logits. loss(o): the loss, without its scale."""
     labels = batches(*SIZES)[0][1]
 
-    def due(logits):
-        return F.cross_entropy(logits.float(), labels)
-
-    def hint(seen, _):
+    def wrong(o):
         """One that was computed in 16 bits on the way differs by a rounding, another by more or less."""
-        half = seen[1].to(dtype)
+        got, logits = loss(o), _logits(o)
+        due = F.cross_entropy(logits.float(), labels)
+        if close(got, due, 2e-5):
+            return None
+        half = logits.to(dtype)
         single = [F.cross_entropy(half, labels, reduction="none"),
                   F.cross_entropy(half.float(), labels, reduction="none").to(dtype)]  # fmt: skip
         rounded = [F.cross_entropy(half, labels), F.nll_loss(F.log_softmax(half, 1), labels),
                    *(one.float().mean() for one in single)]  # fmt: skip
-        return "loss-in-half" if any(close(seen[0].float(), one.float(), 2e-5) for one in rounded) else "wrong-loss"
+        slug = "loss-in-half" if any(close(got.float(), one.float(), 2e-5) for one in rounded) else "wrong-loss"
+        return slug, {"got_dtype": name(dtype), "expected": due, "got": got}
 
     return [
-        Look("", lambda o: tensors(o["answer"])[1], LOGITS, "wrong-logits",
+        Look("", _logits, LOGITS, "wrong-logits",
              holds=lambda seen, due: seen.shape == due.shape and not spies.distance([seen], [due]) > 0.05),
-        Look("", lambda o: (loss(o), tensors(o["answer"])[1]), "", hint,
-             holds=lambda seen, _: close(seen[0], due(seen[1]), 2e-5),
-             fields=said(got_dtype=name(dtype), expected=lambda seen: due(seen[1]), got=first)),
+        recognised("", wrong),
     ]  # fmt: skip
 
 
 def steps(dtype, most, *more):
     """Looks at what `trained` found; more before the last one, at losses of several steps."""
+
+    def far(off, _):
+        got = f"the update is {100 * off[-1]:.0f} % off"
+        return {"expected": "", "got": got, "where": f"after step {len(off) - 1}"}
+
     return [
         Look("", "updates", "", "no-update", holds=lambda seen, _: seen == list(range(1, len(seen) + 1)),
              fields=said(got=lambda seen: f"{seen[-1]} updates in {len(seen)} steps")),
-        Look("", "off", most, "wrong-weights", holds=lambda seen, most: not max(seen) > most,
-             fields=said(got=lambda seen: f"the update is {100 * seen[-1]:.0f} % off",
-                         where=lambda seen: f"after step {len(seen) - 1}")),
+        Look("", "off", most, "wrong-weights", holds=lambda off, most: not max(off) > most, fields=far),
         *more,
         # all numbers of `dtype` were computed in it, whatever they were cast to later
         Look("", "losses", "float32, with all its digits", "loss-in-half",

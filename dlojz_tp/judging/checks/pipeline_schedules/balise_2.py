@@ -12,7 +12,7 @@ from dlojz_tp.judging.checking.looks import Look, judged
 from dlojz_tp.judging.checks.pipeline_schedules import running
 from dlojz_tp.judging.checks.pipeline_schedules.orders import fault_look, kept_look
 from dlojz_tp.judging.checks.pipeline_schedules.running import gradient_look
-from dlojz_tp.judging.probes.shared_looks import each_rank
+from dlojz_tp.judging.probes.shared_looks import each_rank, recognised
 
 PLAIN = (4, 0.34, 96), (2, 0.15, 60), (8, 0.32, 120)
 CASES = (  # stages, bubble, batch
@@ -72,24 +72,23 @@ def _number_looks(p, bound, batch):
         errors = {ValueError: "found-nothing", ZeroDivisionError: "bubble-of-zero"}
         return next((slug for kind, slug in errors.items() if isinstance(m, kind)), "not-a-number")
 
-    def mistake(seen, _):
-        if _share(p, seen[case]) > bound:
-            return "bubble-too-large"
+    def mistake(seen):
+        m = seen[case]
+        if isinstance(m, Exception) or m == due or (batch % m != 0 and m == least):
+            return None
+        if _share(p, m) > bound:
+            return "bubble-too-large", fields(m, due)
         for slug, gives in MISTAKES.items():  # in one case, two mistakes may give one number
             if all(_is(seen[of], gives(*of)) for of in CASES if of[0] > 1):
-                return slug
-        return "more-than-needed"
-
-    def right(seen, _):
-        m = seen[case]
-        return isinstance(m, Exception) or m == due or (batch % m != 0 and m == least)
+                return slug, fields(m, due)
+        return "more-than-needed", fields(m, due)
 
     claim = "the smallest number of equal micro-batches that keeps the bubble within a bound"
     return [
-        Look(claim, lambda seen: seen[case], due, without, holds=lambda m, _: _is_number(m), fields=fields),
-        Look("", lambda seen: seen[case], due, "does-not-divide", fields=fields,
-             holds=lambda m, _: isinstance(m, Exception) or batch % m == 0),
-        Look("", lambda seen: seen, due, mistake, holds=right, fields=lambda seen, due: fields(seen[case], due)),
+        Look(claim, case, due, without, holds=lambda m, _: _is_number(m), fields=fields),
+        Look("", case, due, "does-not-divide", holds=lambda m, _: isinstance(m, Exception) or batch % m == 0,
+             fields=fields),
+        recognised("", mistake),
     ]  # fmt: skip
 
 
@@ -103,11 +102,14 @@ def _is(m, gives):
 
 def _refusal_look(p, bound, batch):
     """A look at a case that no number meets."""
-    where = f"{p} stages, {bound:.0%}, {batch} samples"
-    return Look("a ValueError where no number meets the bound", lambda seen: (seen[p, bound, batch],), "ValueError",
-                lambda seen, _: "bubble-of-zero" if isinstance(seen[0], ZeroDivisionError) else "nothing-raised",
-                holds=lambda seen, _: isinstance(seen[0], ValueError),
-                fields=lambda seen, _: {"error": seen[0], "got": repr(seen[0]), "where": where})  # fmt: skip
+
+    def unrefused(seen):
+        m, where = seen[p, bound, batch], f"{p} stages, {bound:.0%}, {batch} samples"
+        slug = "bubble-of-zero" if isinstance(m, ZeroDivisionError) else "nothing-raised"
+        about = {"error": m, "expected": "ValueError", "got": repr(m), "where": where}
+        return None if isinstance(m, ValueError) else (slug, about)
+
+    return recognised("a ValueError where no number meets the bound", unrefused)
 
 
 NUMBERS = [look for case in CASES for look in _number_looks(*case)] + [_refusal_look(*case) for case in IMPOSSIBLE]
@@ -127,14 +129,20 @@ def run(make_1f1b):
     return running.observe(make, running.own_step, MICRO_BATCHES)
 
 
+def _count(got, due):
+    return {"found": len(got), "wanted": due, "got": len(got)}
+
+
+def _most(size):
+    return [min(size - rank, MICRO_BATCHES) for rank in range(size)]
+
+
 RUN = [
     fault_look("1F1B: the gradients of a single process, for a mean and for a sum"),
-    each_rank("", "mean 2: rows", MICRO_BATCHES, "other-number", holds=lambda got, due: len(got) == due,
-              fields=lambda got, due: {"found": len(got), "wanted": due, "got": len(got)}),
+    each_rank("", "mean 2: rows", MICRO_BATCHES, "other-number", holds=lambda got, due: len(got) == due, fields=_count),
     gradient_look("", "mean 2", "not-the-gradients", ("mean-not-scaled", lambda g, _: MICRO_BATCHES * g)),
     gradient_look("", "sum 1", "not-the-gradients", ("sum-divided", lambda g, _: g / MICRO_BATCHES)),
-    kept_look("stage s keeps at most p − s micro-batches", "mean 2: kept",
-              lambda size: [min(size - rank, MICRO_BATCHES) for rank in range(size)],
+    kept_look("stage s keeps at most p − s micro-batches", "mean 2: kept", _most,
               lambda kept: "gpipe-memory" if kept == MICRO_BATCHES else "too-many-in-flight"),
 ]  # fmt: skip
 

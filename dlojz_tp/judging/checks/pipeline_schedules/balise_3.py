@@ -48,8 +48,7 @@ def _placement_looks(n_layers, n_ranks, n_chunks):
         Look("the layers that a rank holds, also where nothing divides", "ranks", n_ranks, "no-placement"),
         Look("", "stages", dealt, "not-dealt-out", fields=first),
         Look("", "layers", list(range(n_layers)), "layers-missing", fields="found"),
-        Look("", "lengths", 1, "stages-uneven", holds=lambda seen, most: max(seen) - min(seen) <= most,
-             fields=lambda seen, _: {"most": max(seen), "least": min(seen), "expected": ""}),
+        running.even_look("lengths", "stages-uneven"),
     ]  # fmt: skip
 
 

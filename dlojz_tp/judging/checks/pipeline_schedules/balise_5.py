@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dlojz_tp import planner
 from dlojz_tp.judging.checking import close
 from dlojz_tp.judging.checking.looks import Look, judged
-from dlojz_tp.judging.checks.pipeline_schedules.orders import mistake_look
+from dlojz_tp.judging.probes.shared_looks import mistake_look
 
 
 @dataclass(frozen=True)

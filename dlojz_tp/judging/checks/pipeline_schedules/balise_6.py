@@ -14,8 +14,8 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.judging.checking import Wrong, close, pretended
-from dlojz_tp.judging.checking.looks import Look, at_most, judged, silent
-from dlojz_tp.judging.probes.shared_looks import each_rank
+from dlojz_tp.judging.checking.looks import Look, at_most, judged, nothing, silent
+from dlojz_tp.judging.probes.shared_looks import each_rank, mistake_look
 from dlojz_tp.works.balise import BaliseNotDone
 
 SIZES = (  # sizes, stages, layers
@@ -134,17 +134,23 @@ def observe_module(pipe, layer_specs, pipeline_module, sizes, n_stages):
     yield {"loss": loss(3 * target, target) if callable(loss) else f"{loss} as loss function"}
 
 
+def _both(seen, due):
+    return {"found": seen, "wanted": due}
+
+
+def _other_layers(seen, due):
+    slug = "gelu-at-the-end" if seen == f"{due}, GELU" else "wrong-layers"
+    return None if seen == due else (slug, _both(seen or "none", due) | silent(seen, due))
+
+
 MODULE = [
     Look("layer specs: nothing is built, and the right layers are in the right order",
          "sizes", lambda at: at[0], "sizes-changed"),
     Look("", "kinds", [], "not-specs", fields={"expected": ""}),
     Look("", "unbuilt", "", "cannot-be-built", fields=lambda seen, due: {"error": seen} | silent(seen, due)),
-    Look("", "layers", lambda at: at[2],
-         lambda seen, due: "gelu-at-the-end" if seen == f"{due}, GELU" else "wrong-layers",
-         fields=lambda seen, due: {"found": seen or "none", "wanted": due} | silent(seen, due)),
+    mistake_look("", "layers", lambda at: at[2], _other_layers),
     Look("", "module", "PipelineModule", "no-pipeline-module"),
-    Look("", "stages", lambda at: str(at[1]), "stages-not-passed",
-         fields=lambda seen, due: {"found": seen, "wanted": due}),
+    Look("", "stages", lambda at: str(at[1]), "stages-not-passed", fields=_both),
     Look("", "same", True, "specs-changed"),
     Look("", "loss", 4.0, lambda seen, _: "loss-not-passed" if isinstance(seen, str) else "another-training"),
 ]  # fmt: skip
@@ -186,6 +192,11 @@ def _wrong_sizes(seen, at):
     return None if total is None or total == batch else ("replicas-forgotten", total, batch)
 
 
+def _sizes(seen, at):
+    wrong = _wrong_sizes(seen, at)
+    return wrong and (wrong[0], _both(*wrong[1:]) | silent(seen, at))
+
+
 def _of_case(seen, at):
     batch, m, n = at
     return {"batch": batch, "m": m, "n": n, "wanted": batch // m // n, "expected": ""}
@@ -193,14 +204,12 @@ def _of_case(seen, at):
 
 CONFIG = [
     Look("the configuration: sizes whose product is right, no clipping", "refused", lambda at: at, "even-refused",
-         holds=lambda seen, _: not seen, fields=_of_case),
+         holds=nothing, fields=_of_case),
     Look("", "kind", "dict", "not-a-dictionary"),
     Look("", "clipping", "0.0", "clipping-left-on"),
     Look("", "ignored", [], "key-ignored",
          fields=lambda seen, due: {"name": seen[0], "names": ", ".join(NAMES)} | silent(seen, due)),
-    Look("", "sizes", lambda at: at, lambda *both: _wrong_sizes(*both)[0],
-         holds=lambda *both: _wrong_sizes(*both) is None,
-         fields=lambda *both: dict(zip(("found", "wanted"), _wrong_sizes(*both)[1:])) | silent(*both)),
+    mistake_look("", "sizes", lambda at: at, _sizes),
     Look("", "zero", 1, "zero-in-a-pipeline", holds=at_most, fields=silent),
     Look("", "optimizer", "none", "optimizer-in-config"),
     Look("", "half", [], "half-precision", fields=silent),
@@ -219,10 +228,12 @@ def observe_uneven(deepspeed_config, *case):
         yield {"answer": repr(error)}
 
 
-REFUSED = [
-    Look(CONFIG[0].claim, "answer", lambda at: at, "uneven-accepted", holds=lambda seen, _: seen == "ValueError",
-         fields=lambda seen, at: _of_case(seen, at) | {"expected": "ValueError"}),
-]  # fmt: skip
+def _accepted(seen, at):
+    about = _of_case(seen, at) | {"expected": "ValueError"}
+    return None if seen == "ValueError" else ("uneven-accepted", about)
+
+
+REFUSED = [mistake_look(CONFIG[0].claim, "answer", lambda at: at, _accepted)]
 
 
 def observe_step(layer_specs, pipeline_module, deepspeed_config):
@@ -271,12 +282,14 @@ def _truth():
     return loss.item(), {number: weight.detach() - 0.5 * weight.grad for number, weight in linear}
 
 
+def _same_weights(got, due):
+    return all(close(weight, due[number], 1e-4) for number, weight in got.items())
+
+
 STEP = [
     each_rank("a step of DeepSpeed on 2 ranks changes the weights as a single process does",
-              "loss", lambda _: _truth()[0], "another-training",
-              holds=lambda got, due: math.isclose(got, due, rel_tol=1e-4)),
-    each_rank("", "weights", lambda _: _truth()[1], "another-training",
-              holds=lambda got, due: all(close(weight, due[number], 1e-4) for number, weight in got.items())),
+              "loss", lambda _: _truth()[0], "another-training", holds=functools.partial(math.isclose, rel_tol=1e-4)),
+    each_rank("", "weights", lambda _: _truth()[1], "another-training", holds=_same_weights),
 ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from dlojz_tp.judging.checking import Wrong
 from dlojz_tp.judging.checking.borrowed import out_of_reach
 from dlojz_tp.judging.checking.looks import Look, silent
 from dlojz_tp.judging.probes.schedules import pipeline_schedules
+from dlojz_tp.judging.probes.shared_looks import recognised
 
 HINTS = {
     "planner-called": "{name} already contains such a schedule. Here, write it yourself.",
@@ -57,23 +58,26 @@ def _short(text: str) -> str:
     return "; ".join(parts[:3]) + ("; …" if len(parts) > 3 else "")
 
 
-def mistake_look(claim: str, key, due, mistake) -> Look:
-    """A look with a function of (seen, due) that returns the hint and its fields, None where nothing is wrong."""
-    return Look(claim, key, due, lambda *both: mistake(*both)[0], holds=lambda *both: mistake(*both) is None,
-                fields=lambda *both: mistake(*both)[1])  # fmt: skip
-
-
 def fault_look(claim: str, rename=lambda slug: slug) -> Look:
     """A look at the "fault", that of rank 0 where ranks have run: None, or a hint and its fields."""
-    return mistake_look(claim, lambda found: (found[0] if isinstance(found, list) else found)["fault"], None,
-                        lambda fault, _: fault and (rename(fault[0]), {"got": ""} | fault[1]))  # fmt: skip
+
+    def renamed(found):
+        fault = (found[0] if isinstance(found, list) else found)["fault"]
+        return fault and (rename(fault[0]), fault[1])
+
+    return recognised(claim, renamed)
 
 
 def idle_look(number: int, due: float, hint, key: str = "idle", unit: float = 1.0) -> Look:
     """A look at the idle seconds with the costs of this number; it holds where nothing ran. unit: of the fields."""
-    return Look("", lambda found: found.get(key) and found[key][number], due, hint,
-                holds=lambda idle, due: idle is None or idle <= due + 1e-6,
-                fields=lambda idle, due: {"found": idle / unit, "wanted": due / unit} | silent(idle, due))  # fmt: skip
+
+    def seconds(found):
+        return found.get(key) and found[key][number]
+
+    def fields(idle, due):
+        return {"found": idle / unit, "wanted": due / unit} | silent(idle, due)
+
+    return Look("", seconds, due, hint, holds=lambda idle, due: idle is None or idle <= due + 1e-6, fields=fields)
 
 
 def kept_look(claim: str, key: str, due, hint, bad=operator.gt) -> Look:

@@ -166,6 +166,15 @@ judged_on_ranks = functools.partial(
 )  # fmt: skip
 
 
+def even_look(see, hint: str) -> Look:
+    """A look at sizes that differ by at most one."""
+
+    def fields(sizes, _):
+        return {"most": max(sizes), "least": min(sizes), "expected": ""}
+
+    return Look("", see, 1, hint, holds=lambda sizes, most: max(sizes) - min(sizes) <= most, fields=fields)
+
+
 def gradient_look(claim: str, name: str, wrong: str, *mistakes: tuple[str, Callable]) -> Look:
     """A look at the gradients of a step on all ranks: for the layers that a rank holds, those of one process.
 
@@ -180,6 +189,9 @@ def gradient_look(claim: str, name: str, wrong: str, *mistakes: tuple[str, Calla
                 return slug
         return wrong
 
+    def see(ranks):
+        return [(named(rank[f"{name}: gradients"]), rank) for rank in ranks]
+
     def fields(seen, _):
         rank = next(rank for rank, (slug, _) in enumerate(seen) if slug)
         pairs = [(n, *pair) for n, got in seen[rank][1][f"{name}: gradients"].items() for pair in zip(got, wanted[n])]
@@ -190,5 +202,4 @@ def gradient_look(claim: str, name: str, wrong: str, *mistakes: tuple[str, Calla
     def gravest(seen, _):
         return min((slug for slug, _ in seen if slug), key=[wrong, *dict(mistakes)].index)
 
-    return Look(claim, lambda ranks: [(named(rank[f"{name}: gradients"]), rank) for rank in ranks], "", gravest,
-                holds=lambda seen, _: not any(slug for slug, _ in seen), fields=fields)  # fmt: skip
+    return Look(claim, see, "", gravest, holds=lambda seen, _: not any(slug for slug, _ in seen), fields=fields)

@@ -7,7 +7,7 @@ from itertools import combinations
 from types import SimpleNamespace
 
 from dlojz_tp.judging.checking import Wrong
-from dlojz_tp.judging.checks.pipeline_under_the_hood.common import looked, stage_look
+from dlojz_tp.judging.checks.pipeline_under_the_hood.common import beside, itself, looked, stage_look, stage_mistake
 from dlojz_tp.works.balise import BaliseNotDone
 
 CASES = [  # costs, stages
@@ -96,8 +96,8 @@ def _counts(pairs):
     return [stop - start for start, stop in pairs]
 
 
-def _torn(pairs, at) -> tuple[str, dict]:
-    """What is wrong with a cut, whatever the costs: slug and fields."""
+def _torn(pairs, at) -> tuple[str, dict] | None:
+    """What is wrong with a cut, whatever the costs: slug and fields; None if nothing is."""
     if isinstance(pairs, str):
         return "not-bounds", {"got": pairs}
     if len(pairs) != at.stages:
@@ -118,13 +118,12 @@ def _torn(pairs, at) -> tuple[str, dict]:
         if stop <= start:
             return "empty-stage", {"stage": stage, "got": pairs}
         end = stop
-    return "", {}
+    return None
 
 
 def _whole(pairs, at):
-    slug, fields = _torn(pairs, at)
-    if slug:
-        raise Wrong(slug, **fields, where=at.where)
+    if torn := _torn(pairs, at):
+        raise Wrong(torn[0], **torn[1], where=at.where)
     return pairs
 
 
@@ -195,20 +194,26 @@ def _is_best(seen, at) -> bool:
     return _largest(at.costs, seen["pairs"]) <= _best(at.costs, at.stages)[0] * (1 + 1e-6) + 1e-9
 
 
-WHOLE = stage_look("pairs", lambda pairs, at: not _torn(pairs, at)[0], lambda pairs, at: _torn(pairs, at)[0],
-                   lambda pairs, at: _torn(pairs, at)[1])  # fmt: skip
+def _soon(spent, at) -> bool:
+    """An exponential answer is caught on sizes that it still ends on; a slow one that grows with a power passes."""
+    return at.n >= 200 or at.stages <= 3 or spent <= max(0.4, 40 * at.small)
+
+
+def _not_refused(raised, _):
+    if raised == "ValueError":
+        return None
+    return "other-error" if raised else "no-error", {"error": raised.split("(")[0], "got": raised}
+
+
+WHOLE = stage_mistake("pairs", _torn)
 SMALL = [
     WHOLE,
-    stage_look("given", lambda given, at: given == at.costs, "costs-changed", lambda given, at: {"expected": at.costs, "got": given}),
-    stage_look(lambda seen: seen, _is_best, _why, _shown),
-]  # fmt: skip
-LARGE = [  # an exponential answer is caught on sizes that it still ends on; a slow one that only grows with a power passes
+    stage_look("given", lambda given, at: given == at.costs, "costs-changed", beside(operator.attrgetter("costs"))),
+    stage_look(itself, _is_best, _why, _shown),
+]
+LARGE = [
     WHOLE,
-    stage_look("seconds", lambda spent, at: at.n >= 200 or at.stages <= 3 or spent <= max(0.4, 40 * at.small), "tries-all",
-               lambda spent, at: {"large": at.n, "n": at.stages, "seconds": spent}),
+    stage_look("seconds", _soon, "tries-all", lambda spent, at: {"large": at.n, "n": at.stages, "seconds": spent}),
     stage_look("pairs", _reaches, "not-optimal", _shown_large),
-]  # fmt: skip
-REFUSAL = [
-    stage_look("raised", lambda raised, _: raised == "ValueError", lambda raised, _: "other-error" if raised else "no-error",
-               lambda raised, _: {"error": raised.split("(")[0], "got": raised}),
-]  # fmt: skip
+]
+REFUSAL = [stage_mistake("raised", _not_refused)]

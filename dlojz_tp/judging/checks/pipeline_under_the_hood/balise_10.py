@@ -12,7 +12,7 @@ from torch import nn
 from dlojz_tp import launch
 from dlojz_tp.judging.checking import close
 from dlojz_tp.judging.checking.looks import Look, at_most, judged
-from dlojz_tp.judging.checks.pipeline_under_the_hood.common import by_worlds, stage_look
+from dlojz_tp.judging.checks.pipeline_under_the_hood.common import by_worlds, itself, stage_look, stage_mistake
 from dlojz_tp.judging.probes.ranks import hung, killed_by
 from dlojz_tp.judging.probes.seeded import seeded
 from dlojz_tp.judging.probes.traffic import Traffic
@@ -138,7 +138,8 @@ def _one_step(hybrid_step, p, rows, replica, group):
     returned = [None if q.grad is None else q.grad.cpu().clone() for q in mine if q.requires_grad]
     group_size = dist.get_world_size(group)
     return {
-        "rows": rows, "calls": calls, "own": own, "loss": None if loss is None else _as_float(loss), "gradients": returned,
+        "rows": rows, "calls": calls, "times": len(calls), "own": own, "gradients": returned,
+        "loss": None if loss is None else _as_float(loss),
         "beyond": sum(call.bytes for call in traffic.calls if call.group > group_size), "running": running.left(),
         "filled": any(q.grad is not None for q in mine if not q.requires_grad),
         "changed": not all(torch.equal(a, b) for a, b in zip(before, mine, strict=True)),
@@ -162,22 +163,32 @@ def _truth(rows, p, stage):
     return loss.item(), torch.autograd.grad(loss, mine)
 
 
-def _wrong_cell(cell, at) -> str:
+def _wrong_cell(cell, at):
+    if tuple(cell) == (at.stage, at.replica):
+        return None
     turned = (at.replica, at.stage), (at.rank // at.n_replicas, at.rank % at.n_replicas)
-    return "stage-replica-swapped" if tuple(cell) in turned else "wrong-cell"
+    slug = "stage-replica-swapped" if tuple(cell) in turned else "wrong-cell"
+    words = "stage {}, replica {}".format
+    return slug, {"expected": words(at.stage, at.replica), "got": words(*cell)}
 
 
-def _wrong_group(seen, at) -> str:
-    [members] = seen
+def _wrong_pipeline(got, at):
+    ranks = got["pipeline"]
+    right = isinstance(ranks, list | tuple | range) and list(ranks) == at.pipeline
+    return None if right else ("wrong-pipeline", {"expected": at.pipeline, "got": ranks})
+
+
+def _wrong_group(got, at):
+    members = got["group"]
+    if members == at.same:
+        return None
     if members is None or at.rank not in members:
-        return "not-in-group"
-    return (
-        "group-along-pipeline"
-        if members == at.pipeline
-        else "group-is-world"
-        if len(members) == at.size
-        else "wrong-group"
-    )
+        slug = "not-in-group"
+    elif members == at.pipeline:
+        slug = "group-along-pipeline"
+    else:
+        slug = "group-is-world" if len(members) == at.size else "wrong-group"
+    return slug, {"expected": at.same, "got": members}
 
 
 def _share(step, at, which):
@@ -266,34 +277,25 @@ def _not_the_loss(step, at) -> str:
 
 CELL = [
     Look("", lambda got: got.get("what", ""), "", "not-a-grid", fields="what"),
-    stage_look("cell", lambda cell, at: tuple(cell) == (at.stage, at.replica), _wrong_cell,
-               lambda cell, at: {"expected": f"stage {at.stage}, replica {at.replica}", "got": "stage {}, replica {}".format(*cell)}),
-    stage_look(lambda got: (got["pipeline"],), lambda seen, at: isinstance(seen[0], list | tuple | range) and list(seen[0]) == at.pipeline,
-               "wrong-pipeline", lambda seen, at: {"expected": at.pipeline, "got": seen[0]}),
-]  # fmt: skip
-GROUP = [
-    stage_look(lambda got: (got["group"],), lambda seen, at: seen[0] == at.same, _wrong_group,
-               lambda seen, at: {"expected": at.same, "got": seen[0]}),
-]  # fmt: skip
+    stage_mistake("cell", _wrong_cell),
+    stage_mistake(itself, _wrong_pipeline),
+]
+GROUP = [stage_mistake(itself, _wrong_group)]
 ROWS_RUN = [
-    stage_look("calls", lambda calls, _: len(calls) == 1, "step-twice", lambda calls, _: {"n": len(calls)}),
-    stage_look(lambda step: step, lambda step, at: close(*_share(step, at, 0)), _other_rows, _rows),
-    stage_look(lambda step: step, lambda step, at: close(*_share(step, at, 1)), "targets-of-others"),
+    stage_look("times", lambda n, _: n == 1, "step-twice", "n"),
+    stage_look(itself, lambda step, at: close(*_share(step, at, 0)), _other_rows, _rows),
+    stage_look(itself, lambda step, at: close(*_share(step, at, 1)), "targets-of-others"),
 ]
 GRADIENTS = [
     Look("", "changed", False, "updated-inside"),
-    stage_look(lambda step: step, lambda step, at: close(step["gradients"], _due(step, at), 1e-6), _mistake, _gradient),
+    stage_look(itself, lambda step, at: close(step["gradients"], _due(step, at), 1e-6), _mistake, _gradient),
     Look("", "beyond", A_FEW, "sent-to-all", holds=at_most),
     Look("", "filled", False, "frozen-filled", fields={"expected": "None", "got": "a tensor"}),
 ]
 LOSS = [
-    stage_look(
-        lambda step: step,
-        _right_loss,
-        _not_the_loss,
-        lambda step, at: {"expected": _due_loss(step, at), "got": step["loss"]},
-    )
-]
+    stage_look(itself, _right_loss, _not_the_loss,
+               lambda step, at: {"expected": _due_loss(step, at), "got": step["loss"]}),
+]  # fmt: skip
 LOOKS = {
     "6 ranks: stage, replica and pipeline of each rank": ((None,), CELL),
     "its data group: the ranks with the same stage": ((None,), GROUP),

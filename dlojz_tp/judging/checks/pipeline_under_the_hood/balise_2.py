@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dlojz_tp import launch
 from dlojz_tp.judging.checking import Wrong, close
 from dlojz_tp.judging.checking.looks import Look, judged, within
-from dlojz_tp.judging.checks.pipeline_under_the_hood.common import Place, on_ranks, stage_look
+from dlojz_tp.judging.checks.pipeline_under_the_hood.common import Place, on_ranks, stage_look, stage_mistake
 from dlojz_tp.judging.checks.pipeline_under_the_hood.sends import TAGS, Sends, in_lanes, tags_that_differ
 from dlojz_tp.judging.probes.gpus import NO_BACKEND
 from dlojz_tp.judging.probes.ranks import hung
@@ -209,8 +209,16 @@ def _at(rank, size, case):
     return SimpleNamespace(rank=rank, case=case, before=place.before, behind=place.behind, exact=exact, where=where)
 
 
-def _other_gradient(got, at) -> str:
-    return "activation-sent-back" if close(got, given(at.case, at.rank), 1e-6) else "wrong-gradient-came"
+def _other_gradient(got, at):
+    due = _gradient(at.case, at.behind)
+    if close(got, due, 1e-6):
+        return None
+    slug = "activation-sent-back" if close(got, given(at.case, at.rank), 1e-6) else "wrong-gradient-came"
+    return slug, {"expected": due, "got": got}
+
+
+def _arrived(dtype, _):
+    return {"error": f"{dtype} arrived"}
 
 
 def _copied(peaks, at) -> dict:
@@ -222,16 +230,15 @@ def _copied(peaks, at) -> dict:
 
 RIGHT = [
     Look("", "values", lambda at: given(at.case, at.before).contiguous(), "values-lost", holds=within(1e-6)),
-    Look("", "dtype", lambda at: CASES[at.case][1], "dtype-not-sent", fields=lambda seen, _: {"error": f"{seen} arrived"}),
+    Look("", "dtype", lambda at: CASES[at.case][1], "dtype-not-sent", fields=_arrived),
     Look("", "graph", True, "output-cut"),
-    stage_look("gradient", lambda got, at: close(got, _gradient(at.case, at.behind), 1e-6), _other_gradient,
-               lambda got, at: {"expected": _gradient(at.case, at.behind), "got": got}),
+    stage_mistake("gradient", _other_gradient),
     Look("", "gradient asks", False, "gradient-asks"),
-]  # fmt: skip
+]
 CHEAP = [
     TAGS,
-    stage_look("sent", lambda sent, at: sent <= at.exact + 256, "header-large", lambda sent, _: {"got": sent}),
-    stage_look("returned", lambda sent, at: sent <= at.exact, "gradient-header", lambda sent, _: {"got": sent}),
+    stage_look("sent", lambda sent, at: sent <= at.exact + 256, "header-large", "got"),
+    stage_look("returned", lambda sent, at: sent <= at.exact, "gradient-header", "got"),
     stage_look("peaks", lambda peaks, at: not _copied(peaks, at), "needless-copy", _copied),
     Look("", "kept", [], "kept", fields=lambda kept, _: {"what": kept[0]}),
 ]

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from dlojz_tp import launch
 from dlojz_tp.judging.checking import Wrong, edge
 from dlojz_tp.judging.checks.pipeline_under_the_hood import common, steps
-from dlojz_tp.judging.checks.pipeline_under_the_hood.common import looked, right_step, stage_look, stages
+from dlojz_tp.judging.checks.pipeline_under_the_hood.common import looked, right_step, stage_look, stage_mistake, stages
 from dlojz_tp.judging.probes.gpus import left_on_cpu, on_gpus
 
 CASES = ((12, 4), (9, 4), (5, 5), (7, 1))  # rows, micro-batches; 9 rows in 4: chunk makes 3 of them, split 5
@@ -29,21 +29,33 @@ def _kinds(got):
     return "".join(kind for kind, _, _ in got["seen"])
 
 
+def _not_cut(got, at):
+    rows, most = max(steps.forwards(got)), -(-at.rows // at.pieces)
+    return ("not-cut", {"got": rows, "most": most}) if rows > most else None
+
+
+def _too_often(got, at):
+    n = len(steps.forwards(got)) / 2
+    return ("run-too-often", {"got": n, "m": at.pieces}) if n != at.pieces else None
+
+
+def _forward_first(kinds, at) -> bool:
+    """Whether all micro-batches go forward before a gradient comes back, on the stages in the middle."""
+    return at.stage or at.last or kinds.startswith("F" * at.pieces)
+
+
 def _last_first(got, at):
     went, back = ([first for kind, _, first in got["seen"] if kind == what][: at.pieces] for what in "FB")
     return back == went[::-1] or not _kinds(got).startswith("F" * at.pieces)
 
 
 CUT = [
-    stage_look(lambda got: max(steps.forwards(got)), lambda most, at: most <= -(-at.rows // at.pieces), "not-cut",
-               lambda most, at: {"got": most, "most": -(-at.rows // at.pieces)}),
-    stage_look(lambda got: len(steps.forwards(got)) / 2, lambda n, at: n == at.pieces, "run-too-often",
-               lambda n, at: {"got": n, "m": at.pieces}),
-    stage_look(_kinds, lambda kinds, at: at.stage or at.last or kinds.startswith("F" * at.pieces), "one-at-a-time",
-               lambda kinds, at: {"got": " ".join(kinds[: 2 * at.pieces])}),
-    stage_look(lambda got: got, _last_first, "first-one-back"),
+    stage_mistake(common.itself, _not_cut),
+    stage_mistake(common.itself, _too_often),
+    stage_look(_kinds, _forward_first, "one-at-a-time", lambda kinds, at: {"got": " ".join(kinds[: 2 * at.pieces])}),
+    stage_look(common.itself, _last_first, "first-one-back"),
     *steps.CROSSING,
-]  # fmt: skip
+]
 
 
 def balise_4(gpipe_step):

@@ -80,14 +80,30 @@ def _not_gpipe(lists, due):
     return "gpipe-forwards" if got[:m] != due[0][:m] else "gpipe-backwards"
 
 
+def _look(due, hint, wrong) -> Look:
+    """A Look at all that was observed. wrong(seen, due): the fields of the hint; {} where nothing is wrong."""
+
+    def holds(seen, due):
+        return not wrong(seen, due)
+
+    return Look("", lambda seen: seen, due, hint, holds=holds, fields=wrong)
+
+
+def _too_long(seen, best):
+    late = {"got": seen["seconds"], "n_stages": len(seen["lists"]), "best": best}
+    return late if seen["seconds"] > best + 1e-9 else {}
+
+
 def _too_much(seen, most):
-    """Of the first stage that keeps too much: its number, how much it keeps, how much it may."""
-    return next(((s, *pair) for s, pair in enumerate(zip(seen["kept"], most, strict=True)) if pair[0] > pair[1]), None)
+    """Fields: the first stage that keeps too much."""
+    over = [s for s, (got, allowed) in enumerate(zip(seen["kept"], most, strict=True)) if got > allowed]
+    return {"stage": over[0], "n_stages": len(most), "expected": most, "got": seen["kept"][over[0]]} if over else {}
 
 
 def _kept_hint(seen, most):
-    _, got, allowed = _too_much(seen, most)
-    return "gpipes-memory" if seen["as GPipe"] else "one-more-kept" if got == allowed + 1 else "more-kept"
+    found = _too_much(seen, most)
+    one_more = found["got"] == most[found["stage"]] + 1
+    return "gpipes-memory" if seen["as GPipe"] else "one-more-kept" if one_more else "more-kept"
 
 
 def _unordered(seen) -> str:
@@ -97,9 +113,7 @@ def _unordered(seen) -> str:
     return next((f"stage {stage}: {some}" for stage, some in numbers if some != sorted(some)), "")
 
 
-TIME = Look("", lambda seen: (seen["seconds"], len(seen["lists"])), lambda at: 3 * (sum(at) - 1), "no-overlap",
-            holds=lambda seen, best: seen[0] <= best + 1e-9,
-            fields=lambda seen, best: {"got": seen[0], "n_stages": seen[1], "best": best})  # fmt: skip
+TIME = _look(lambda at: 3 * (sum(at) - 1), "no-overlap", _too_long)
 GPIPE = [
     Look("GPipe: complete, in order, without deadlock, from 1 to 6 stages and 1 to 8 micro-batches", "lists", _as_gpipe, _not_gpipe, fields=_other),
     Look("", "differ", "", "1f1b-order"),
@@ -107,9 +121,7 @@ GPIPE = [
 ]  # fmt: skip
 EAGER = [
     Look("1F1B: complete, without deadlock, at most n_stages − stage micro-batches kept", "differ", "", "1f1b-order"),
-    Look("", lambda seen: seen, lambda at: [at[0] - stage for stage in range(at[0])], _kept_hint,
-         holds=lambda seen, most: not _too_much(seen, most),
-         fields=lambda seen, most: {"stage": _too_much(seen, most)[0], "n_stages": len(most), "expected": most, "got": _too_much(seen, most)[1]}),
+    _look(lambda at: [at[0] - stage for stage in range(at[0])], _kept_hint, _too_much),
     Look("", _unordered, "", "1f1b-order"),
     TIME,
-]  # fmt: skip
+]

@@ -8,7 +8,7 @@ from dlojz_tp import launch, planner
 from dlojz_tp.judging.checking import Wrong, close, edge
 from dlojz_tp.judging.checking.looks import judged
 from dlojz_tp.judging.checks.pipeline_under_the_hood import common, timing
-from dlojz_tp.judging.checks.pipeline_under_the_hood.common import looked, right_step, stage_look, stages
+from dlojz_tp.judging.checks.pipeline_under_the_hood.common import itself, looked, right_step, stage_look, stages
 from dlojz_tp.judging.checks.pipeline_under_the_hood.sends import in_lanes
 from dlojz_tp.judging.checks.pipeline_under_the_hood.steps import case, in_any_order, last_look, right_cut
 from dlojz_tp.judging.probes.gpus import left_on_cpu
@@ -155,11 +155,14 @@ def _wrong_events(got) -> str:
     return "" if forward else "one ends before it begins"
 
 
+def _events(got, _):
+    return {"error": _wrong_events(got), "got": got["events"]}
+
+
 FOLLOWED = [
-    stage_look(lambda got: got, lambda got, at: not _other_order(got, at), "other-order", _other_order),
-    stage_look(lambda got: (_wrong_events(got), got["events"]), lambda seen, _: not seen[0], "events-wrong",
-               lambda seen, _: {"error": seen[0], "got": seen[1]}),
-]  # fmt: skip
+    stage_look(itself, lambda got, at: not _other_order(got, at), "other-order", _other_order),
+    stage_look(itself, lambda got, _: not _wrong_events(got), "events-wrong", _events),
+]
 MESSAGES = stage_look("messages", lambda n, at: n == 4 * ((at.stage > 0) + (not at.last)), "messages-ignored")
 
 

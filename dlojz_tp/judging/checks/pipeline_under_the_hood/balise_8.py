@@ -7,7 +7,7 @@ from numbers import Real
 from dlojz_tp import planner
 from dlojz_tp.judging.checking import Wrong, close
 from dlojz_tp.judging.checking.borrowed import out_of_reach
-from dlojz_tp.judging.checking.looks import Look, judged, within
+from dlojz_tp.judging.checking.looks import Look, judged, nothing, within
 from dlojz_tp.planner.pipeline import PipelineEvent
 
 CASES = [(p, m) for p in (2, 3, 4, 8) for m in (1, 2, 3, 7, 8, 20)] + [(1, 1), (1, 5)]
@@ -54,8 +54,14 @@ def _number(value):
 def _numbers(claim, slug) -> Look:
     """A Look at whether all that came are numbers."""
     other = lambda seen: next(value for value in seen if type(value) is not float)  # noqa: E731
-    return Look(claim, "numbers", {float}, lambda seen, _: "nothing-returned" if other(seen) is None else slug,
-                holds=lambda seen, due: {*map(type, seen)} == due, fields=lambda seen, _: {"expected": "", "got": other(seen)})  # fmt: skip
+
+    def hint(seen, _):
+        return "nothing-returned" if other(seen) is None else slug
+
+    def fields(seen, _):
+        return {"expected": "", "got": other(seen)}
+
+    return Look(claim, "numbers", {float}, hint, holds=lambda seen, due: {*map(type, seen)} == due, fields=fields)
 
 
 def _form(costs):
@@ -134,6 +140,10 @@ def _not_the_idle(seen, events) -> str:
     return next((s for s, values in known.items() if any(close(seen, [v], 1e-6) for v in values)), "wrong-idle")
 
 
+def _share(seen, events):
+    return _about(events) | {"expected": _idle(events), "got": seen[0]}
+
+
 def _about(events):
     """Fields: the kinds, the last stage, the ranks."""
     kinds, stages, ranks = (sorted({event[k] for event in events}) for k in (1, 3, 0))
@@ -146,6 +156,10 @@ def _spent(events):
     for _, kind, _, stage, begin, end in events:
         found[kind][stage].append(end - begin)
     return {kind: [found[kind][stage] for stage in sorted(found[kind])] for kind in sorted(found)}
+
+
+def _missing(kinds, due):
+    return {"kinds": ", ".join(sorted(due)), "expected": "", "got": ", ".join(map(str, kinds))}
 
 
 def _first_off(costs, events):
@@ -215,14 +229,13 @@ IDLE = [
     _numbers("the idle share of a run: ranks that wait at both ends, any clock, any order of the events", "not-a-share"),
     Look("", "left", True, "events-changed"),
     Look("", "numbers", _itself, _not_the_idle, holds=lambda seen, events: close(seen, [_idle(events)], 1e-6),
-         fields=lambda seen, events: _about(events) | {"expected": _idle(events), "got": seen[0]}),
+         fields=_share),
 ]  # fmt: skip
 COSTS = [
-    Look("the median cost of each kind and stage", "error", _itself, "nothing-to-take", holds=lambda error, _: not error,
+    Look("the median cost of each kind and stage", "error", _itself, "nothing-to-take", holds=nothing,
          fields=lambda error, events: _about(events) | {"error": error, "expected": "", "got": error}),
     Look("", "left", True, "events-changed"),
     Look("", "form", True, "not-costs"),
-    Look("", "kinds", lambda events: {*_spent(events)}, "kind-missing",
-         fields=lambda seen, due: {"kinds": ", ".join(sorted(due)), "expected": "", "got": ", ".join(map(str, seen))}),
+    Look("", "kinds", lambda events: {*_spent(events)}, "kind-missing", fields=_missing),
     Look("", "costs", _itself, _not_the_cost, holds=lambda seen, events: not _first_off(seen, events), fields=_cost),
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import attrgetter
 from types import SimpleNamespace
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.judging.checking import close
-from dlojz_tp.judging.checking.looks import Look, judged
+from dlojz_tp.judging.checking.looks import Look, filled, judged, nothing, silent
 from dlojz_tp.judging.checks.pipeline_under_the_hood.sends import TAGS, Sends, tags_that_differ
 from dlojz_tp.judging.probes import ranks
 from dlojz_tp.judging.probes.networks import mark
@@ -204,23 +205,47 @@ def run_step(answer, step, rows: int, calls: int = 1):
             gradients.append([None if p.grad is None else p.grad.detach().cpu().clone() for p in stage.parameters()])
     left, log = sends.finish(), sent(log.events)
     one, kind = isinstance(loss, torch.Tensor) and loss.numel() == 1, type(loss).__name__
+    value = float(loss.detach()) if one else loss if kind == "float" else None
     return {
-        "loss": float(loss.detach()) if one else loss if kind == "float" else None, "kind": kind, "stage": place.stage, "rank": dist.get_rank(),
-        "graph": isinstance(loss, torch.Tensor) and loss.requires_grad, "gradients": gradients, "seen": stage.seen,
-        "missing": sum(gradient is None for gradient in gradients[0]), "open": left, "tags": tags_that_differ(),
+        "loss": value, "kind": kind, "instead": kind if value is None else "", "stage": place.stage, "calls": calls,
+        "graph": isinstance(loss, torch.Tensor) and loss.requires_grad, "seen": stage.seen, "rank": dist.get_rank(),
+        "gradients": gradients[0], "again": gradients[1:], "missing": [gradient is None for gradient in gradients[0]],
+        "open": left, "tags": tags_that_differ(),
         "collectives": [name for name, *_ in log if name not in ("send", "recv", "recv_any_source")],
         "bytes": sum(call.bytes for call in log if call.name == "send"), "faults": sorted(sends.faults),
         "changed": any(not torch.equal(a, b.detach()) for a, b in zip(before, stage.parameters(), strict=True)),
     }  # fmt: skip
 
 
-def stage_look(see, holds, hint, fields=lambda seen, at: {}) -> Look:
-    """A Look at what a rank did: holds, hint and fields are functions of (seen, where it stands and what is due there)."""
+def stage_look(see, holds, hint, fields=None) -> Look:
+    """A Look at what a rank did: what is due is `at`, where it stands and what is due there; fields: as for Look."""
 
     def all_fields(seen, at):
-        return vars(at) | {"expected": "", "got": ""} | fields(seen, at)
+        return vars(at) | silent(seen, at) | filled(fields, seen, at)
 
     return Look("", see, lambda at: at, hint, holds=holds, fields=all_fields)
+
+
+def stage_mistake(see, find) -> Look:
+    """A `stage_look` at a mistake that find(seen, at) recognises: nothing where all is right, else (hint, fields)."""
+
+    def hint(seen, at):
+        return find(seen, at)[0]
+
+    def fields(seen, at):
+        return find(seen, at)[1]
+
+    return stage_look(see, lambda seen, at: not find(seen, at), hint, fields)
+
+
+def itself(got):
+    """A look's `see`: all that was observed."""
+    return got
+
+
+def beside(due):
+    """Fields of a `stage_look`: what was seen, and due(at)."""
+    return lambda seen, at: {"expected": due(at), "got": seen}
 
 
 def stages(worlds, rows: int, pieces: int = 1) -> list:
@@ -239,7 +264,7 @@ def right_step(claim: str, worlds, rows: int, pieces: int = 1) -> Iterator[str]:
     """Judge whether gradients and loss of all stages of all worlds are those of one process."""
     for got, at in stages(worlds, rows, pieces):
         yield from looked(claim, GRADIENTS, [(got, at)])
-        if close(got["gradients"][0], at.gradients, 1e-6):  # a mistake at the edge makes the rest wrong as well
+        if close(got["gradients"], at.gradients, 1e-6):  # a mistake at the edge makes the rest wrong as well
             yield from looked(claim, STEP, [(got, at)])
 
 
@@ -289,17 +314,16 @@ def _not_the_loss(loss, at) -> str:
 GRADIENTS = [
     Look("", "collectives", [], "collective-used", fields=lambda seen, _: {"name": seen[0]}),
     Look("", "changed", False, "weights-changed"),
-    stage_look("missing", lambda seen, _: not seen, lambda _, at: "no-backward" if at.last else "chain-cut"),
-    stage_look(lambda got: got["gradients"][0], lambda seen, at: close(seen, at.gradients, 1e-6), _mistake, _worst),
+    stage_look("missing", nothing, lambda _, at: "no-backward" if at.last else "chain-cut"),
+    stage_look("gradients", lambda seen, at: close(seen, at.gradients, 1e-6), _mistake, _worst),
 ]
 STEP = [
-    stage_look(lambda got: got["gradients"][1:], lambda seen, at: close(seen, [[2 * g for g in at.gradients]][: len(seen)], 1e-6),
+    stage_look("again", lambda seen, at: close(seen, [[2 * g for g in at.gradients]][: len(seen)], 1e-6),
                "gradients-cleared"),
-    stage_look("kind", lambda seen, at: at.last or seen == "NoneType", "loss-everywhere", lambda seen, _: {"kind": seen}),
-    stage_look(lambda got: (got["loss"], got["kind"]), lambda seen, at: not at.last or seen[0] is not None, "loss-missing",
-               lambda seen, _: {"kind": seen[1]}),
+    stage_look("kind", lambda seen, at: at.last or seen == "NoneType", "loss-everywhere", "kind"),
+    stage_look("instead", lambda kind, at: not at.last or not kind, "loss-missing", "kind"),
     stage_look("loss", lambda seen, at: not at.last or close(seen, at.loss, 1e-6), _not_the_loss,
-               lambda seen, at: {"expected": at.loss, "got": seen}),
+               beside(attrgetter("loss"))),
     Look("", "graph", False, "loss-with-graph"),
     Look("", "open", 0, "sends-not-waited", fields="n"),
     *(Look("", lambda got, slug=slug: slug in got["faults"], False, slug) for slug in ("no-lane", "waited-twice")),

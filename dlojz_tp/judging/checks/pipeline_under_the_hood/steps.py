@@ -6,7 +6,7 @@ from dlojz_tp.judging.checking import Wrong
 from dlojz_tp.judging.checking.looks import within
 from dlojz_tp.judging.checking.wrong import fails
 from dlojz_tp.judging.checks.pipeline_under_the_hood import common
-from dlojz_tp.judging.checks.pipeline_under_the_hood.common import looked, right_step, stage_look, stages
+from dlojz_tp.judging.checks.pipeline_under_the_hood.common import looked, right_step, stage_look, stage_mistake, stages
 
 HINTS = {
     "other-cut": "The stage ran on micro-batches of {got} rows. tensor_split cuts {rows} rows into {expected}: "
@@ -58,7 +58,7 @@ def right_cut(claim, worlds, rows, pieces):
     """Judge whether each step ran on micro-batches of as many rows as tensor_split makes; if so, the step itself."""
     pairs = stages(worlds, rows, pieces)
     yield from looked(claim, [ROWS], pairs)
-    if all(ROWS.holds(ROWS.see(got), at) for got, at in pairs):
+    if not any(_other_cut(got, at) for got, at in pairs):
         yield from right_step(claim, worlds, rows, pieces)
 
 
@@ -69,24 +69,23 @@ def _inputs(got):
     return [sorted(numbers[:half]), sorted(numbers[half:])]
 
 
-def _rows(seen, at):
-    counts, steps = seen
-    shown, cut = (
-        ", ".join(map(str, some)) for some in (counts[: len(counts) // steps], common.row_counts(at.rows, at.pieces))
-    )
-    return {"got": shown, "expected": cut, "rows": at.rows}
+def _other_cut(got, at):
+    counts, due = forwards(got), common.row_counts(at.rows, at.pieces)
+    if sorted(counts) == sorted(got["calls"] * due):
+        return None
+    shown, cut = (", ".join(map(str, some)) for some in (counts[: len(counts) // got["calls"]], due))
+    return "other-cut", {"got": shown, "expected": cut, "rows": at.rows}
 
 
-def _allowed(at) -> int:
-    """Bytes: each row crosses a cut twice, forward on one side and back on the other; a header may take 256."""
-    return 2 * (2 * at.rows * ACTIVATION) + 2 * at.pieces * 2 * 256
+def _too_many_bytes(sent, at):
+    """Each row crosses a cut twice, forward on one side and back on the other; a header may take 256 bytes."""
+    allowed = 2 * (2 * at.rows * ACTIVATION) + 2 * at.pieces * 2 * 256
+    return ("too-many-bytes", {"rank": at.stage, "got": sent, "allowed": allowed}) if sent > allowed else None
 
 
-ROWS = stage_look(lambda got: (forwards(got), len(got["gradients"])),
-                  lambda seen, at: sorted(seen[0]) == sorted(seen[1] * common.row_counts(at.rows, at.pieces)), "other-cut", _rows)  # fmt: skip
+ROWS = stage_mistake(common.itself, _other_cut)
 CROSSING = [
-    stage_look("bytes", lambda seen, at: seen <= _allowed(at), "too-many-bytes",
-               lambda seen, at: {"rank": at.stage, "got": seen, "allowed": _allowed(at)}),
+    stage_mistake("bytes", _too_many_bytes),
     stage_look(_inputs, lambda seen, at: within(1e-6)(seen, [sorted(common.firsts(at))] * 2), "not-its-input",
-               lambda seen, at: {"expected": common.firsts(at), "got": seen}),
+               common.beside(common.firsts)),
 ]  # fmt: skip

@@ -9,6 +9,7 @@ import gc
 import sys
 import threading
 import time
+from itertools import product
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from dlojz_tp import launch, planner
 from dlojz_tp.judging.checking import pretended
-from dlojz_tp.judging.checking.looks import Look, at_most
+from dlojz_tp.judging.checking.looks import Look, at_most, silent
 from dlojz_tp.judging.checks.pipeline_under_the_hood.common import Place, loss_function
 from dlojz_tp.judging.checks.pipeline_under_the_hood.sends import Sends
 from dlojz_tp.measure import LiveBytes
@@ -147,11 +148,12 @@ def _run(run_schedule, rank, actions):
 
 def _of_runs(claim, wrong, hint):
     """Looks at both schedules on both stages. wrong(run): the fields of the hint; {} where nothing is wrong."""
-    for case, schedule in enumerate(("1F1B", "GPipe")):
-        for rank in (0, 1):
-            told = {"expected": "", "got": "", "where": f"stage {rank} of 2, {schedule}"}
-            yield Look(claim, lambda ranks, rank=rank, case=case: wrong(ranks[rank][case]), {}, hint,
-                       fields=lambda seen, _, told=told: told | seen)  # fmt: skip
+    for (case, schedule), rank in product(enumerate(("1F1B", "GPipe")), (0, 1)):
+
+        def fields(seen, due, where=f"stage {rank} of 2, {schedule}"):
+            return silent(seen, due) | {"where": where} | seen
+
+        yield Look(claim, lambda ranks, rank=rank, case=case: wrong(ranks[rank][case]), {}, hint, fields=fields)
 
 
 def _other_times(run):
@@ -178,14 +180,17 @@ def _late(ranks) -> bool:
     return bool(sent) and min(sent) > max(end for kind, _, end in ranks[0][1]["log"] if kind == "F")
 
 
+def _held(peak, _):
+    return {"got": peak - 1, "allowed": 2, "where": "1F1B, 6 micro-batches"}
+
+
 EVENTS = "events: one per action, with only the computing in it; activations freed in their backward"
 LOOKS = [  # at what `on_the_clock` found on both ranks
     *_of_runs(EVENTS, _other_times, "other-clock"),
     *_of_runs(EVENTS, _lasts, lambda seen, _: "clock-too-early" if seen["got"] < seen["truth"] else "waiting-counted"),
     Look("", _late, False, "sends-late", fields={"where": "GPipe, 2 stages, 3 micro-batches"}),
     *_of_runs(EVENTS, _message_inside, "message-inside"),
-    Look("", lambda ranks: ranks[0][0]["peak"], MOST, "activations-not-freed", holds=at_most,
-         fields=lambda peak, _: {"got": peak - 1, "allowed": 2, "where": "1F1B, 6 micro-batches"}),
+    Look("", lambda ranks: ranks[0][0]["peak"], MOST, "activations-not-freed", holds=at_most, fields=_held),
     Look("", lambda ranks: ranks[1][0]["held"], 3, "micro-batches-kept", holds=at_most,
-         fields=lambda held, _: {"got": held, "n": 5, "where": "1F1B, 6 micro-batches"}),
+         fields={"n": 5, "where": "1F1B, 6 micro-batches"}),
 ]  # fmt: skip

@@ -208,6 +208,11 @@ def _steps_slug(seen, due):
     return "too-many-steps" if len(got) > wanted else "too-few-steps"
 
 
+def _of(run, what):
+    """A look's `see`: one thing that is told of a run."""
+    return lambda o: o[run][what]
+
+
 def _steps(claim, run, wanted):
     """The look at which steps a run has recorded."""
 
@@ -215,23 +220,18 @@ def _steps(claim, run, wanted):
         got = seen["recorded"]
         return {"n": len(got), "wanted": wanted, "first": (got or [0])[0], "last": (got or [0])[-1]}
 
-    return Look(claim, lambda o: o[run]["steps"], list(range(2, 2 + wanted)), _steps_slug, fields=fields,
+    return Look(claim, _of(run, "steps"), list(range(2, 2 + wanted)), _steps_slug, fields=fields,
                 holds=lambda seen, due: seen["marked"] and seen["recorded"] == due)  # fmt: skip
 
 
 def _form(claim, run):
     """Looks at where the trace of a run is."""
     return [
-        Look(claim, lambda o: o[run]["cold"], False, "no-warmup"),
-        Look("", lambda o: o[run]["elsewhere"], "", "trace-elsewhere", fields="place"),
-        Look(
-            "",
-            lambda o: o[run]["trace"],
-            "a trace",
-            lambda seen, _: "no-trace" if seen == "none" else "step-not-called",
-        ),
-        Look("", lambda o: o[run]["name"], "NAME.json", "trace-name"),
-        Look("", lambda o: o[run]["error"], "", "not-json", fields="error"),
+        Look(claim, _of(run, "cold"), False, "no-warmup"),
+        Look("", _of(run, "elsewhere"), "", "trace-elsewhere", fields="place"),
+        Look("", _of(run, "trace"), "a trace", lambda seen, _: "no-trace" if seen == "none" else "step-not-called"),
+        Look("", _of(run, "name"), "NAME.json", "trace-name"),
+        Look("", _of(run, "error"), "", "not-json", fields="error"),
     ]
 
 
@@ -245,16 +245,16 @@ def _labels(claim, run, wanted):
     """Looks at the labels of a run's steps."""
     enough = lambda seen, due: min(seen.values()) >= due  # noqa: E731
     return [
-        Look(claim, lambda o: o[run]["labels"], wanted, "label-missing", holds=enough, fields=_few),
-        Look("", lambda o: o[run]["outside"], [], "label-misplaced",
+        Look(claim, _of(run, "labels"), wanted, "label-missing", holds=enough, fields=_few),
+        Look("", _of(run, "outside"), [], "label-misplaced",
              fields=lambda seen, _: {"name": seen[0], "what": MARKS[seen[0]]}),
-        Look("", lambda o: o[run]["covered"], wanted, "label-misplaced", holds=enough, fields=_few),
-        Look("", lambda o: o[run]["cleared"], wanted, "label-misplaced", holds=lambda seen, due: seen is None or seen >= due,
+        Look("", _of(run, "covered"), wanted, "label-misplaced", holds=enough, fields=_few),
+        Look("", _of(run, "cleared"), wanted, "label-misplaced", holds=lambda seen, due: seen is None or seen >= due,
              fields={"name": "optimizer", "what": CLEARING}),
-        Look("", lambda o: o[run]["wide"], [], "label-too-wide",
+        Look("", _of(run, "wide"), [], "label-too-wide",
              fields=lambda seen, _: {"name": seen[0][0], "what": MARKS[seen[0][1]]}),
-        Look("", lambda o: o[run]["over the end"], [], "step-in-label", fields=lambda seen, _: {"name": seen[0]}),
-        Look("", lambda o: o[run]["update first"], False, "step-inside"),
+        Look("", _of(run, "over the end"), [], "step-in-label", fields=lambda seen, _: {"name": seen[0]}),
+        Look("", _of(run, "update first"), False, "step-inside"),
     ]  # fmt: skip
 
 
@@ -262,19 +262,22 @@ def _calls(seen, due):
     return {"n": seen, "wanted": due}
 
 
+def _octal(seen, due):
+    return {"mode": oct(seen), "expected": oct(due), "got": oct(seen)}
+
+
 LOOKS = [
     *_form("one trace in the given folder, which others cannot open", "profile"),
-    Look("", lambda o: o["profile"]["mode"], 0o700, "not-private", holds=lambda seen, _: not seen & 0o077,
-         fields=lambda seen, due: {"mode": oct(seen), "expected": oct(due), "got": oct(seen)}),
-    Look("steps 2, 3 and 4 are recorded, and no others", lambda o: o["profile"]["calls"], 10, "forward-again",
+    Look("", _of("profile", "mode"), 0o700, "not-private", holds=lambda seen, _: not seen & 0o077, fields=_octal),
+    Look("steps 2, 3 and 4 are recorded, and no others", _of("profile", "calls"), 10, "forward-again",
          holds=at_most, fields=_calls),
     _steps("", "profile", 3),
     *_labels("each of them has its four labels around the right lines", "profile", 3),
-    Look("the loop trains on every batch as a plain loop does", lambda o: o["profile"]["calls"], 10, "batch-not-trained",
+    Look("the loop trains on every batch as a plain loop does", _of("profile", "calls"), 10, "batch-not-trained",
          fields=_calls),
-    Look("", lambda o: o["profile"]["weights"], lambda _: list(plain_steps(network(), batches(*[4] * 10))[0].parameters()),
+    Look("", _of("profile", "weights"), lambda _: list(plain_steps(network(), batches(*[4] * 10))[0].parameters()),
          _weights_slug, holds=within(1e-4)),
-    Look("it returns the profiler", lambda o: o["profile"]["profiler"], True, "profiler-not-returned"),
+    Look("it returns the profiler", _of("profile", "profiler"), True, "profiler-not-returned"),
     Look("another number of steps, and a folder that already exists", "there", "", "folder-there"),
     *_form("", "first"), *_form("", "again"), _steps("", "again", 5), *_labels("", "again", 5),
     *_form("a loader that ends with the last active step", "short"), _steps("", "short", 2),

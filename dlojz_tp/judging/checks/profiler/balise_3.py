@@ -78,8 +78,8 @@ def observe(finder_class):
     yield {"state": state | {"expected": expected}}
     four = _used(finder_class, page["four"], x.abs())
     yield {"four": four, "again": _used(finder_class, page["again"], x)}
-    if _lines(four["found"]) != [line for _, line in FOUR]:
-        elsewhere = _lines(_used(finder_class, other["four"], x.abs())["found"])
+    if _lines(four) != [line for _, line in FOUR]:
+        elsewhere = _lines(_used(finder_class, other["four"], x.abs()))
         four |= {"elsewhere": elsewhere, "outermost": _lists_the_outermost(finder_class, page, x)}
         page = other if elsewhere == [line for _, line in FOUR] else page
     yield {"each line": four}
@@ -175,8 +175,8 @@ def _lists_the_outermost(finder_class, page, x) -> bool:
     return {str(line).strip() for _, line in found} == {"self._bootstrap_inner()"}
 
 
-def _lines(found):
-    return [line or "" for _, line in found]
+def _lines(use):
+    return [line or "" for _, line in use["found"]]
 
 
 def _entry(entry):
@@ -186,6 +186,11 @@ def _entry(entry):
     if isinstance(entry[1], int):
         return "line-number"
     return "" if isinstance(entry[0], str) and isinstance(entry[1], str | None) else "no-pairs"
+
+
+def _first_slug(slugs, _):
+    """Of several, some of them empty, or of (slug, error)."""
+    return next(filter(None, slugs))
 
 
 def _number_slug(names, seen, due):
@@ -207,7 +212,7 @@ def _names_slug(wanted, seen, due):
 
 def _lines_slug(usual, seen, due):
     """Of the first line that is wrong; of one that has more than the line where there is no other."""
-    slugs = [_line_slug(usual, seen["outside"], *pair) for pair in zip(_lines(seen["found"]), due)]
+    slugs = [_line_slug(usual, seen["outside"], *pair) for pair in zip(_lines(seen), due)]
     worst = next((slug for slug in slugs if slug not in ("", "more-than-line")), "")
     if worst and "elsewhere" in seen:
         return "torch-by-name" if seen["elsewhere"] == due else "outer-line" if seen["outermost"] else worst
@@ -248,26 +253,43 @@ def _result(claim, name):
 
 
 def _use(claim, name):
-    return Look(claim, lambda o: o[name]["trouble"], ("", ""), lambda seen, _: seen[0],
-                fields=lambda seen, _: {"error": seen[1]})  # fmt: skip
+    return Look(claim, lambda o: o[name]["trouble"], ("", ""), _first_slug, fields=_error)
+
+
+def _error(trouble, _):
+    return {"error": trouble[1]}
 
 
 def _operators(name, wanted):
     """Looks at what a use has listed: as many pairs as there are waits, with the names of the operators."""
     names, found = [name for name, _ in wanted], lambda o: o[name]["found"]
+
+    def counted(seen, due):
+        return {"n": len(seen), "wanted": due, "expected": str(names), "got": str(seen)}
+
+    def other_name(seen, due):
+        return {"got": next(got for (got, _), name in zip(seen, due) if got != name)}
+
     return [
-        Look("", lambda o: list(map(_entry, o[name]["found"])), [""], lambda seen, _: next(filter(None, seen)), holds=one_of),
+        Look("", lambda o: list(map(_entry, found(o))), [""], _first_slug, holds=one_of),
         Look("", found, len(wanted), functools.partial(_number_slug, names), holds=lambda seen, due: len(seen) == due,
-             fields=lambda seen, due: {"n": len(seen), "wanted": due, "expected": str(names), "got": str(seen)}),
-        Look("", found, names, functools.partial(_names_slug, wanted), holds=lambda seen, due: [name for name, _ in seen] == due,
-             fields=lambda seen, due: {"got": next(got for (got, _), name in zip(seen, due) if got != name)}),
+             fields=counted),
+        Look("", found, names, functools.partial(_names_slug, wanted), fields=other_name,
+             holds=lambda seen, due: [name for name, _ in seen] == due),
     ]  # fmt: skip
 
 
 def _listed_lines(claim, name, wanted, usual):
-    return Look(claim, name, [line for _, line in wanted], functools.partial(_lines_slug, usual),
-                holds=lambda seen, due: _lines(seen["found"]) == due,
-                fields=lambda seen, due: {"got": _lines(seen["found"])})  # fmt: skip
+    return Look(claim, name, [line for _, line in wanted], functools.partial(_lines_slug, usual), fields=_got_lines,
+                holds=lambda seen, due: _lines(seen) == due)  # fmt: skip
+
+
+def _got_lines(use, _):
+    return {"got": _lines(use)}
+
+
+def _thread_line(o):
+    return _lines(o["thread"])[0]
 
 
 def _one_wait(claim, name, line, usual):
@@ -288,8 +310,7 @@ LOOKS = [
                "return torch.nn.utils.clip_grad_norm_([p], 1.0, error_if_nonfinite=True)", "torch-line"),
     Look("in a thread of PyTorch: no line", "ended", True, "endless", fields={"seconds": 40.0}),
     Look("", "no line", "", "no-line-at-all", fields="error"), *_operators("thread", [(ITEM, "")]),
-    Look("", lambda o: _lines(o["thread"]["found"])[0], "", "no-line-at-all",
-         fields=lambda seen, _: {"error": f"yours gave {seen!r}"}),
+    Look("", _thread_line, "", "no-line-at-all", fields=lambda seen, _: {"error": f"yours gave {seen!r}"}),
     Look("a second finder starts empty", "lists", True, "no-mode",
          fields={"error": "before you enter it, it has no `found`"}),
     Look("", "both", [1, 0], "finds-shared"),

@@ -165,6 +165,7 @@ def _train(claim, flowing_step, data):
         step, looks, mistake = _call(flowing_step, model, batch, optimizer, seed=number), _call_looks(claim), ""
         if step["got"] is not None:
             loss, right, norm = (float(value.detach()) for value in step["got"])
+            step["norm"] = norm
             step["numbers"] = {"loss": loss, "right": right, "norm": norm, "weights": list(model.parameters())}
             mistake, fields = _mistake(step["numbers"], wanted, batch[1], number)
             looks += (FIRST_STEP if number == 0 else []) + _number_looks(wanted, mistake, fields)
@@ -173,20 +174,22 @@ def _train(claim, flowing_step, data):
             return
 
 
+def _reads_slug(reads, _):
+    return "mask-as-index" if set(reads) <= {"aten.nonzero", "aten.masked_select"} else "reads-a-value"
+
+
 FIRST_STEP = [
     Look("", "calls", 1, "network-twice", holds=at_most, fields="n"),
-    Look("", "reads", [], lambda seen, _: "mask-as-index" if set(seen) <= {"aten.nonzero", "aten.masked_select"} else "reads-a-value",
-         fields=lambda seen, _: {"error": in_words(seen)}),
-]  # fmt: skip
+    Look("", "reads", [], _reads_slug, fields=lambda seen, _: {"error": in_words(seen)}),
+]
 
 
 def _number_looks(wanted, mistake, fields):
     """At the length, which may be that of the shortened gradients, and at what is wrong else."""
     return [
-        Look("", "numbers", wanted["norm"], "norm-after", holds=lambda seen, _: not _after(seen["norm"], wanted),
-             fields=lambda seen, _: {"got": seen["norm"]}),
+        Look("", "norm", wanted["norm"], "norm-after", holds=lambda norm, _: not _after(norm, wanted)),
         Look("", "numbers", wanted, mistake, holds=lambda *_: not mistake, fields=fields),
-    ]  # fmt: skip
+    ]
 
 
 def _after(norm, wanted):
@@ -254,14 +257,18 @@ def _on_gpu(flowing_step):
     }  # fmt: skip
 
 
+def _few(seen, due):
+    """A look's `holds`, at (copies of one kind, all copies)."""
+    return seen[0] <= due
+
+
 GPU = [
     Look("nothing is read in the step, even where torch sees a GPU", "waits", ("", ""), _slug, fields=_error),
     Look("two copies to the device, which don't block; everything else is created there", "misplaced", ("", ""), _slug,
          fields=_error),
-    Look("", "copies", 2, "made-on-processor", holds=lambda seen, due: seen[0] <= due, fields=lambda seen, _: {"n": seen[1]}),
+    Look("", "copies", 2, "made-on-processor", holds=_few, fields=lambda seen, _: {"n": seen[1]}),
     Look("", "moved", ("", ""), _slug, fields=_error),
-    Look("", "blocking", 0, "copy-blocks", holds=lambda seen, due: seen[0] == due,
-         fields=lambda seen, _: {"blocking": seen[0], "n": seen[1]}),
+    Look("", "blocking", 0, "copy-blocks", holds=_few, fields=lambda seen, _: {"blocking": seen[0], "n": seen[1]}),
     Look("", "numbers", 0, "number-copied"),
     Look("", "unpinned", [], "no-longer-pinned", fields=lambda seen, _: {"line": seen[0]}),
     Look("", "races", [], "streams-unordered", fields=lambda seen, _: {"error": seen[0]}),

@@ -222,24 +222,30 @@ def _gap_mistake(trace, got, gaps):
     return "gaps-missing" if some_of_them else "gaps-wrong", ""
 
 
+def _longest_first(lengths, _):
+    """A look's `holds`; times of a file are rounded."""
+    return all(b - a <= 2e-3 for a, b in zip(lengths, lengths[1:]))
+
+
 def _looks(claim, trace, nothing):
     first, last = _window(trace)
     busy, gaps = _covered(_spans(trace, WORK), first, last)
     gaps = [gap for gap in gaps if gap[1] - gap[0] > 1e-3]
     real = lambda o: [gap for gap in o["gaps"] if gap[1] - gap[0] > 1e-3]  # noqa: E731
     mistake = functools.partial(_gap_mistake, trace)
+
+    def gap_fields(seen, due):
+        return {"edge": mistake(seen, due)[1], "n": len(seen), "m": len(due)}
+
     return [
-        Look(claim, "error", "", "nothing-recorded" if nothing else "incomplete-event",
-             fields="error"),
+        Look(claim, "error", "", "nothing-recorded" if nothing else "incomplete-event", fields="error"),
         Look("", "returned", True, "nothing-returned"), Look("", "changed", False, "trace-changed"),
         Look("", "form", FORM, "not-a-pair"),
         Look("", "busy", busy / (last - first), functools.partial(_busy_slug, trace, nothing), holds=within(1e-6),
              fields=lambda seen, _: {"edge": _missing_edge(seen, gaps, first, last), "error": f"Yours gave {seen}."}),
         Look("", "gaps", gaps, _no_end, holds=lambda seen, _: all(b < e for b, e in seen)),
-        Look("", real, gaps, lambda *both: mistake(*both)[0], holds=_alike,
-             fields=lambda seen, due: {"edge": mistake(seen, due)[1], "n": len(seen), "m": len(due)}),
-        Look("", lambda o: [e - b for b, e in real(o)], "the longest first", "gaps-order",
-             holds=lambda seen, _: all(b - a <= 2e-3 for a, b in zip(seen, seen[1:]))),
+        Look("", real, gaps, lambda *both: mistake(*both)[0], holds=_alike, fields=gap_fields),
+        Look("", lambda o: [e - b for b, e in real(o)], "the longest first", "gaps-order", holds=_longest_first),
     ]  # fmt: skip
 
 

@@ -27,13 +27,19 @@ SYMPTOMS = {
 }
 
 
+def _diagnosed(diagnosis):
+    """The names; then those that do not exist, and the name of each loop."""
+    names = diagnosis()
+    yield {"names": names}
+    yield {"unknown": [name for name in names.values() if name not in NAMES], **names}
+
+
 DIAGNOSIS = [
     Look("each loop has the right name", "names", "a dictionary with A, B and C", "no-diagnosis",
          holds=lambda seen, _: isinstance(seen, dict) and set(seen) == set(AILMENTS)),
-    Look("", lambda o: [name for name in o["names"].values() if name not in NAMES], [], "no-diagnosis",
-         fields=lambda seen, _: {"expected": str(NAMES), "got": seen[0]}),
+    Look("", "unknown", [], "no-diagnosis", fields=lambda seen, _: {"expected": str(NAMES), "got": seen[0]}),
     *(
-        Look("", lambda o, loop=loop: o["names"][loop], name, "misdiagnosed",
+        Look("", loop, name, "misdiagnosed",
              fields=lambda seen, _, loop=loop: {"loop": loop, "name": seen, "symptoms": SYMPTOMS[loop]})
         for loop, name in AILMENTS.items()
     ),
@@ -182,6 +188,10 @@ def _validated(mended_b):
     yield {"mean": {"got": got, "losses": losses, "expected": losses.mean()}}
 
 
+def _is_mean(seen, _):
+    return close(seen["got"], seen["expected"], 1e-4)
+
+
 def _mean_slug(seen, _):
     sizes = torch.tensor([8, 8, 3])
     over_images = close(seen["got"], (seen["losses"] * sizes).sum() / sizes.sum(), 1e-4)
@@ -272,6 +282,10 @@ def _loop(loop, batches, shape=""):
     return lambda seen, _: {"loop": loop, "n": seen, "kind": seen, "error": seen, "batches": batches, "shape": shape}
 
 
+def _saved(seen, _):
+    return {"n": seen[0], "layers": seen[1]}
+
+
 def _gpu_looks(name, loop):
     return [
         Look("", f"{name} off GPU", False, "loop-off-device", fields=_loop(loop, 4)),
@@ -281,22 +295,18 @@ def _gpu_looks(name, loop):
 
 LOOKS = [
     Look("A: the same images as slow_a", "half", "torch.bfloat16", "other-dtype"),
-    Look("A: a fixed number of operators, on the device of the images", "A waits", "", "off-device",
-         fields="error"),
+    Look("A: a fixed number of operators, on the device of the images", "A waits", "", "off-device", fields="error"),
     Look("", "operators", "as many as for two images", "still-tiny", fields=_most,
          holds=lambda seen, _: max(seen.values()) <= seen[2, 3] + 2),
     Look("", "A off GPU", "", "off-device", fields="error"),
     Look("B: the mean loss, with the model in eval mode", "B returned", True, "nothing-returned"),
     Look("", "B training", False, "trains-in-validation"),
     Look("", "B kind", "Tensor", "not-a-tensor", fields=_loop("mended_b", 3, "()")),
-    Look("", "mean", "the mean over the batches", _mean_slug, fields=lambda seen, _: seen,
-         holds=lambda seen, _: close(seen["got"], seen["expected"], 1e-4)),
+    Look("", "mean", "the mean over the batches", _mean_slug, holds=_is_mean, fields=lambda seen, _: seen),
     Look("", "B calls", 3, "passes-again", holds=at_most, fields=_loop("mended_b", 3)),
     Look("", "B as before", True, "recording-left-off"),
-    Look("B: autograd records nothing, and no value is read", "alive", 0, "graph-still-kept",
-         fields="n"),
-    Look("", "saved", 0, "still-recorded", holds=lambda seen, due: seen[0] == due,
-         fields=lambda seen, _: {"n": seen[0], "layers": seen[1]}),
+    Look("B: autograd records nothing, and no value is read", "alive", 0, "graph-still-kept", fields="n"),
+    Look("", "saved", 0, "still-recorded", holds=lambda seen, due: seen[0] == due, fields=_saved),
     Look("", "B graph", False, "graph-still-kept", fields={"n": 0}),
     Look("", "B reads", 2, "traded-for-waits", holds=at_most, fields=_loop("mended_b", 5)),
     *_gpu_looks("B", "mended_b"),
@@ -319,7 +329,7 @@ LOOKS = [
 
 def balise_6(diagnosis, mended_a, mended_b, mended_c):
     """The names; then each mended loop against its truth, and against its ailment."""
-    yield from judged(DIAGNOSIS, lambda: {"names": diagnosis()})
+    yield from judged(DIAGNOSIS, _diagnosed, diagnosis)
     for where, images, contrast in _images():
         yield from judged(_contrast_looks(images, contrast), _changed, mended_a, images, contrast, where=where)
     yield from judged(LOOKS, observe, mended_a, mended_b, mended_c)

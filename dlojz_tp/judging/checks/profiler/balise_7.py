@@ -218,12 +218,21 @@ def _first(seen, due):
     return (seen[0] if isinstance(seen[0], dict) else {"name": seen[0] or "the model"}) | silent(seen, due)
 
 
-MEANS = {"added": "eval-sign", "before": "eval-differs", "other": "eval-other"}
+def _mean_slug(seen, _):
+    return {"added": "eval-sign", "before": "eval-differs", "other": "eval-other"}[seen["mean"]]
+
+
+def _same_function(seen, due):
+    return close(seen["got"], due, 1e-4)
 
 
 def _looks(claim, name):
     """At a model in eval mode."""
     make, shape, _ = MODELS[name]
+
+    def truth(_):
+        return _seeded(make).eval()(_images(shape)).detach()
+
     return [
         Look(claim, "refused", "", REFUSED.get(name), fields="error"),
         Look("", "returned", "the model", "model-not-returned"),
@@ -234,8 +243,7 @@ def _looks(claim, name):
         Look("", "graph", False, "graph-in-buffer"),
         Look("", "modes", {False}, "mode-changed", fields={"before": "eval"}),
         Look("", "deleted", "", "bias-deleted", fields="error"),
-        Look("", "computed", lambda _: _seeded(make).eval()(_images(shape)).detach(), lambda seen, _: MEANS[seen["mean"]],
-             holds=lambda seen, due: close(seen["got"], due, 1e-4), fields=lambda seen, _: seen),
+        Look("", "computed", truth, _mean_slug, holds=_same_function, fields=lambda seen, _: seen),
     ]  # fmt: skip
 
 

@@ -185,8 +185,11 @@ CASES = [(where, shapes, costs) for where, shapes in _epochs().items() for costs
 SAVED = [
     len(shapes) * (usual - best) - len({*map(tuple, shapes)}) * search for _, shapes, (search, usual, best) in CASES
 ]
-BUFFERS = {"changed": "statistics-changed", "replaced": "buffers-replaced",
-           "changed outside of the state": "not-in-state-dict"}  # fmt: skip
+
+
+def _buffer_slug(seen, _):
+    return {"changed": "statistics-changed", "replaced": "buffers-replaced",
+            "changed outside of the state": "not-in-state-dict"}[seen[1]]  # fmt: skip
 
 
 def _named(*names):
@@ -217,7 +220,7 @@ LOOKS = [
     Look("", "eval length", 26, "not-longest", fields=_named("length", "longest")),
     Look("parameters, gradients, buffers, mode and the random generator are as before", "learnt", [], "parameters-changed"),
     Look("", "gradients", "", "gradients-left", fields=_named("what")),
-    Look("", "buffers", ("", ""), lambda seen, _: BUFFERS[seen[1]], fields=lambda seen, _: {"name": seen[0]}),
+    Look("", "buffers", ("", ""), _buffer_slug, fields=lambda seen, _: {"name": seen[0]}),
     Look("", "all training", True, "left-in-mode"),
     Look("", "random", True, "random-changed"), Look("", "learns", True, "parameters-changed"),
     Look("", "gradient of the result", "that of a mean", "not-loss", holds=_of_a_mean),

@@ -10,6 +10,7 @@ from dlojz_tp.judging.checking.looks import Look, silent
 from dlojz_tp.judging.checks.tensor_slicing.balise_9 import halves
 from dlojz_tp.judging.checks.tensor_slicing.common import by_world, noise, together
 from dlojz_tp.judging.checks.tensor_slicing.tables import Idea, at_each, pair, told, whole
+from dlojz_tp.judging.probes.shared_looks import mistake_look
 from dlojz_tp.judging.probes.traffic import Call, Traffic, on_the_wire
 from dlojz_tp.judging.probes.withheld import Withheld
 
@@ -135,6 +136,9 @@ def _summed(claim, name, way, seed, unsummed):
     """Looks at a sum over the ranks. seed: of what each rank has; unsummed: the hint for that alone."""
     title, key = {"copy": "CopyToRanks", "sum": "SumOverRanks"}[name], f"{name} {way}"
 
+    def due(at):
+        return _total(at[1], seed)
+
     def hint(got, total):
         value, size, names = got[key], got["size"], {call.name for call in got[f"{name} sent {way}"]}
         own = size > 1 and close(value, _own(got["rank"], seed))
@@ -170,26 +174,24 @@ def _summed(claim, name, way, seed, unsummed):
         return {"name": title, "calls": named, "way": way, "expected": "", "got": str([call[:2] for call in sent])}
 
     return [
-        Idea(claim, whole, lambda at: _total(at[1], seed), hint, fields=fields,
-             holds=lambda got, total: close(got[key], total)),
-        Look("", whole, lambda at: _total(at[1], seed), "too-much-sent", holds=frugal, fields=calls),
-    ]  # fmt: skip
+        Idea(claim, whole, due, hint, holds=lambda got, total: close(got[key], total), fields=fields),
+        Look("", whole, due, "too-much-sent", holds=frugal, fields=calls),
+    ]
 
 
 def _odd(claim, name, slug, tol=None):
     """Looks at (found, wanted) of an odd case."""
     what = f"The result for {name}"
 
-    def dtype(both):
-        return str(getattr(both[0], "dtype", "")).removeprefix("torch.")
+    def other_dtype(both, _):
+        found, wanted = both
+        if getattr(found, "dtype", None) == wanted.dtype:
+            return None
+        dtype = str(getattr(found, "dtype", "")).removeprefix("torch.")
+        about = {"got": found, "expected": wanted, "where": name, "what": what, "dtype": dtype}
+        return "dtype-changed" if dtype else "functions-wrong", about
 
-    return [
-        Look(claim, name, None, lambda both, _: "dtype-changed" if dtype(both) else "functions-wrong",
-             holds=lambda both, _: getattr(both[0], "dtype", None) == both[1].dtype,
-             fields=lambda both, _: {"got": both[0], "expected": both[1], "where": name, "what": what,
-                                     "dtype": dtype(both)}),
-        pair("", name, slug, name, what, tol),
-    ]  # fmt: skip
+    return [mistake_look(claim, name, None, other_dtype), pair("", name, slug, name, what, tol)]
 
 
 LOOKS = [

@@ -83,11 +83,17 @@ def _on_gpu(_, SlicedTransformer):  # noqa: N803
     SlicedTransformer(model, CheckRanks()).to(launch.device())(_case("tied")["batches"][0].to(launch.device()))
 
 
-def _enough(config, size):
+def _enough(kind, at):
     """Bytes that a rank sends for one token, rather more than less: its vector, twice in each block, its scores, and
     all vectors of positions, where each of these is a sum over the ranks."""
+    config = _MODELS[kind]
     numbers = (1 + 2 * config.layers + config.max_length) * config.width + config.vocab_size
-    return on_the_wire([Call("all_reduce", 8 * numbers, size)])
+    return on_the_wire([Call("all_reduce", 8 * numbers, at[1])])
+
+
+def _bytes(calls, enough):
+    about = {"found": int(on_the_wire(calls)), "wanted": int(enough), "where": "one token"}
+    return silent(calls, enough) | about
 
 
 def _models(SlicedBlock, SlicedTransformer, ranks):  # noqa: N803
@@ -199,10 +205,8 @@ def _model_looks(kind, named):
                      known=_mistakes(kind), named=lambda slug, got: named.get(slug, slug)),
         parts.odd("for a single token little travels, no table of weights"),
         parts.SHORTER,
-        Look("", "sent", lambda at: _enough(_MODELS[kind], at[1]), "tables-travel",
-             holds=lambda calls, enough: on_the_wire(calls) <= enough,
-             fields=lambda calls, enough: silent(calls, enough) | {
-                 "found": int(on_the_wire(calls)), "wanted": int(enough), "where": "one token"}),
+        Look("", "sent", partial(_enough, kind), "tables-travel",
+             holds=lambda calls, enough: on_the_wire(calls) <= enough, fields=_bytes),
     ]  # fmt: skip
 
 

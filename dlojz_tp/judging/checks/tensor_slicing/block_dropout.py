@@ -122,9 +122,13 @@ def agreement(claim):
     """Looks at what `dropped` found on the ranks of a group: who drops out otherwise than rank 0, or in evaluation?"""
     return [
         Look(claim, "dropout", None, "model-dropout-in-eval", holds=lambda got, _: close(got["eval"], got["plain"]),
-             fields=lambda got, _: {"expected": got["plain"], "got": got["eval"]}),
+             fields=_evaluated),
         recognised("", _disagreement),
     ]  # fmt: skip
+
+
+def _evaluated(got, _):
+    return {"expected": got["plain"], "got": got["eval"]}
 
 
 def _disagreement(got):

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dlojz_tp.judging.checking import close, mistake_of, tolerance
 from dlojz_tp.judging.checking.looks import Look, silent
 from dlojz_tp.judging.checks.tensor_slicing.common import SLACK, Form, as_plain
-from dlojz_tp.judging.checks.tensor_slicing.tables import Idea, whole
-from dlojz_tp.judging.probes.shared_looks import recognised
+from dlojz_tp.judging.checks.tensor_slicing.tables import Idea
+from dlojz_tp.judging.probes.shared_looks import mistake_look, recognised
 from dlojz_tp.judging.probes.traffic import Call, on_the_wire, volume
 
 HINTS = {
@@ -97,6 +97,11 @@ def layer_looks(
 
         return recognised("", found, kind)
 
+    def output(got):
+        right = truth()["output"]
+        about = {"expected": right, "got": got["output"], "n": got["size"]}
+        return None if close(got["output"], right) else (_of_output(got, right, case(), known), about)
+
     looks = [
         Look("each rank holds only its part of the weights", "parameters", True, "no-parameters",
              holds=lambda parameters, _: len(parameters) > 0),
@@ -105,29 +110,21 @@ def layer_looks(
         mistake(_lost_or_doubled, case),
         recognised("", _views),
         recognised("", _kept),
-        Look("the result is that of the uncut layer, on every rank", "shape", lambda at: _shapes(truth(), at[1]),
-             lambda seen, due: "not-gathered" if seen == due[1] else "wrong-shape",
-             holds=lambda seen, due: seen == due[0],
-             fields=lambda seen, due: {"shape": seen, "expected": f"shape {due[0]}", "got": f"shape {seen}"}),
-        Look("", whole, lambda at: truth()["output"], lambda got, due: _of_output(got, due, case(), known),
-             holds=lambda got, due: close(got["output"], due),
-             fields=lambda got, _: {"got": got["output"], "n": got["size"]}),
+        mistake_look("the result is that of the uncut layer, on every rank", "shape",
+                     lambda at: _shapes(truth(), at[1]), _of_shape),
+        recognised("", output),
         Look("the gradient of the input, and of each part of the weights", "changed", False, "layer-overwrites"),
         Look("", "no graph", False, "graph-lost"),
         mistake(_of_input, lambda: truth()["input gradient"]),
         recognised("", _idle),
         mistake(_of_weight, lambda: truth()["gradients"], Idea),
-        Look("each rank multiplies only its share", "products", lambda at: (truth()["products"], at[1]),
-             "whole-product",  # attention written out multiplies its scores too
-             holds=lambda mine, due: mine <= 1.25 * due[0] / due[1],
-             fields=lambda mine, due: silent(mine, due) | {"share": mine / due[0], "n": due[1]}),
+        mistake_look("each rank multiplies only its share", "products", lambda at: (truth()["products"], at[1]),
+                     _of_products),
         *_traffic(f"{_times(calls[0])} forward, {_times(calls[1])} backward", "forward", calls[0], named, *sent[:1]),
         *_traffic("", "backward", calls[1], named, *sent[1:]),
         Look("the weights after some steps of training, then with other weights", "stopped", "", "steps-drift",
              fields=lambda step, due: silent(step, due) | {"step": "second", "where": step}),
-        Look("", whole, lambda at: truth(), lambda got, due: "steps-drift" if _drifted(got, due) else "old-weights",
-             holds=lambda got, due: got["stopped"] or not _drifted(got, due) and close(got["other"], due["other"]),
-             fields=lambda got, due: _drifted(got, due) or {"expected": due["other"], "got": got["other"]}),
+        recognised("", lambda got: _later(got, truth())),
     ]  # fmt: skip
     return [look for look in looks if look.see != "products" or products]
 
@@ -196,6 +193,12 @@ def _shapes(truth, size):
     """Of the result, and of a rank's part of it."""
     *rows, width = truth["output"].shape
     return (*rows, width), (*rows, width // size)
+
+
+def _of_shape(seen, due):
+    right, of_part = due
+    about = {"shape": seen, "expected": f"shape {right}", "got": f"shape {seen}"}
+    return None if seen == right else ("not-gathered" if seen == of_part else "wrong-shape", about)
 
 
 def _of_output(got, wanted, case, known):
@@ -270,29 +273,51 @@ def _of_weight(got, plain):
 
 def _traffic(claim, way, most, named, bytes=None):
     """Looks at the collectives of one way: `most` of them at most, with `bytes` handed in at most."""
+
+    def about(found, wanted):
+        return silent(found, wanted) | {"found": found, "wanted": wanted, "way": way}
+
+    def too_many(calls, _):
+        names = ", ".join(call.name for call in calls)
+        return about(f"{len(calls)} collectives ({names})", f"{most} {'is' if most == 1 else 'are'}")
+
+    def too_much(calls, most):
+        return about(volume(calls), most)
+
+    def gathered(calls, enough):
+        return about(int(on_the_wire(calls)), int(enough)) | {"name": calls[0].name}
+
+    def enough(at):
+        return on_the_wire([Call("all_reduce", bytes, at[1])])
+
     looks = [
-        Look(claim, way, most, "too-many-collectives", holds=lambda calls, most: len(calls) <= most,
-             fields=lambda calls, most: silent(calls, most) | {
-                 "found": f"{len(calls)} collectives ({', '.join(call.name for call in calls)})", "way": way,
-                 "wanted": f"{most} {'is' if most == 1 else 'are'}"}),
+        Look(claim, way, most, "too-many-collectives", holds=lambda calls, most: len(calls) <= most, fields=too_many),
         Look("", way, bytes, named("too-much-volume", {}), holds=lambda calls, most: volume(calls) <= most,
-             fields=lambda calls, most: silent(calls, most) | {"found": volume(calls), "wanted": most, "way": way}),
-        Look("", way, lambda at: on_the_wire([Call("all_reduce", bytes, at[1])]), "gathered-to-sum",
-             holds=lambda calls, enough: not calls or on_the_wire(calls) <= 1.05 * enough,
-             fields=lambda calls, enough: silent(calls, enough) | {
-                 "name": calls[0].name, "found": int(on_the_wire(calls)), "wanted": int(enough), "way": way}),
+             fields=too_much),
+        Look("", way, enough, "gathered-to-sum",
+             holds=lambda calls, enough: not calls or on_the_wire(calls) <= 1.05 * enough, fields=gathered),
     ]  # fmt: skip
     return looks[: 1 if bytes is None else 3]
 
 
-def _drifted(got, truth) -> dict:
-    """What to say of the first step that is wrong, or of the weights after the last; {} where all are right."""
+def _of_products(mine, due):
+    total, n = due
+    if mine <= 1.25 * total / n:  # attention written out multiplies its scores too
+        return None
+    return "whole-product", silent(mine, due) | {"share": mine / total, "n": n}
+
+
+def _later(got, truth):
+    """The first step that is wrong, or the weights after the last, or the result with other weights."""
+    if got["stopped"]:
+        return None
     for step, (value, right) in enumerate(zip(got["later"], truth["later"], strict=True)):
         if not close(value, right, max(1e-7, 10 * tolerance(value.dtype))):
-            return {"step": ("second", "third")[step], "expected": right, "got": value}
+            return "steps-drift", {"step": ("second", "third")[step], "expected": right, "got": value}
     for name, value in got["trained"].items():
         form, transposed = got["matched"][name]
         right = form.of(truth["trained"], got["rank"], got["size"])
         if not close(as_plain(value, transposed, right), right, max(1e-7, 10 * tolerance(value.dtype))):
-            return {"step": "last", "expected": right, "got": value, "where": form.covers[0]}
-    return {}
+            return "steps-drift", {"step": "last", "expected": right, "got": value, "where": form.covers[0]}
+    about = {"expected": truth["other"], "got": got["other"]}
+    return None if close(got["other"], truth["other"]) else ("old-weights", about)

@@ -21,6 +21,7 @@ from dlojz_tp.judging.checks.tensor_slicing.tables import pair, pairs, told
 from dlojz_tp.judging.probes.memory import Alive, held_bytes
 from dlojz_tp.judging.probes.networks import twin
 from dlojz_tp.judging.probes.outside import look_later
+from dlojz_tp.judging.probes.shared_looks import mistake_look
 from dlojz_tp.works.balise import BaliseNotDone
 
 INPUTS, OUTPUTS = 12, 24
@@ -127,23 +128,28 @@ def _bare(make, ranks) -> str:
 def looks(claim: str, dim: int) -> list[Look]:
     """Looks at the part in the report of `trained`."""
     name, which = (("column_part", "output"), ("row_part", "input"))[dim]
-    about = {"name": name, "which": which, "inputs": INPUTS, "outputs": OUTPUTS}
+
+    def shapes(seen, due):
+        about = {"name": name, "which": which, "inputs": INPUTS, "outputs": OUTPUTS, "shape": seen}
+        return about | {"expected": f"shape {due}", "got": f"shape {seen}"}
 
     def share(key, where):
         return Look("", key, lambda at: _share(getattr(linear(8), key), dim, *at), "part-wrong-values",
                     fields={"name": name, "where": where})  # fmt: skip
 
     def bytes_kept(key, hint, more):
-        return Look("", key, lambda at: INPUTS * OUTPUTS * 8 // at[1], hint,
-                    holds=lambda held, size: held <= (more or size),
-                    fields=lambda held, size: silent(held, size) | {"held": held, "size": size})  # fmt: skip
+        def much(held, size):
+            about = silent(held, size) | {"held": held, "size": size}
+            return None if held <= (more or size) else (hint, about)
+
+        return mistake_look("", key, lambda at: INPUTS * OUTPUTS * 8 // at[1], much)
 
     return [
         Look(claim, "kind", "nn.Linear", "part-not-linear", fields=told("kind", name=name)),
         Look("", "plain changed", False, "plain-changed", fields={"name": name}),
         Look("", "meta", "", "part-on-meta", fields=told("what")),
         Look("", "part shape", lambda at: tuple(_share(linear(8).weight, dim, *at).shape), "part-wrong-shape",
-             fields=lambda seen, due: about | {"shape": seen, "expected": f"shape {due}", "got": f"shape {seen}"}),
+             fields=shapes),
         Look("", "part dtype", torch.float64, "part-dtype", fields=told("dtype")),
         Look("", "row bias", False, "row-part-bias"),
         share("weight", "the weight"),
@@ -219,15 +225,24 @@ def longer(Layer, plain, width, ranks, gathered=False) -> tuple:  # noqa: N803
     return found, whole if gathered and found.shape == whole.shape else wanted, ""
 
 
-LONGER = Look(
-    "a sequence that `ranks.copy` makes longer, and `ranks.sum` shorter again", "longer", None, "sizes-before-copy",
-    holds=lambda seen, _: not seen[2] and close(*seen[:2]),
-    fields=lambda seen, _: {"got": seen[0], "expected": seen[1], "error": seen[2] or "the result is wrong"},
-)  # fmt: skip
+def _in_longer(seen, _):
+    found, wanted, error = seen
+    about = {"got": found, "expected": wanted, "error": error or "the result is wrong"}
+    return None if not error and close(found, wanted) else ("sizes-before-copy", about)
+
+
+LONGER = mistake_look(
+    "a sequence that `ranks.copy` makes longer, and `ranks.sum` shorter again", "longer", None, _in_longer
+)
 
 
 def sizes(claim: str, what: str) -> Look:
     """At what came of sizes that do not divide, {size: error or ""}. what: that size in words, with {n}."""
-    return Look(claim, "refused", lambda at: at[1], "size-accepted", holds=lambda errors, _: all(errors.values()),
-                fields=lambda errors, ranks: silent(errors, ranks) | {
-                    "what": what.format(n=next(n for n in errors if not errors[n])), "n": ranks})  # fmt: skip
+
+    def accepted(errors, ranks):
+        n = next((n for n in errors if not errors[n]), None)
+        if n is None:
+            return None
+        return "size-accepted", silent(errors, ranks) | {"what": what.format(n=n), "n": ranks}
+
+    return mistake_look(claim, "refused", lambda at: at[1], accepted)

@@ -54,8 +54,11 @@ def told(key: str = "", **more):
 
 def pair(claim: str, key: str, hint: str, where: str, what: str = "", tol: float | None = None) -> Look:
     """A look at (found, wanted)."""
-    return Look(claim, key, None, hint, holds=lambda both, _: close(*both, tol),
-                fields=lambda both, _: {"got": both[0], "expected": both[1], "where": where, "what": what})  # fmt: skip
+
+    def fields(both, _):
+        return {"got": both[0], "expected": both[1], "where": where, "what": what}
+
+    return Look(claim, key, None, hint, holds=lambda both, _: close(*both, tol), fields=fields)
 
 
 def pairs(claim: str, key: str, hint, *, right=close, about=lambda name: {"what": name}) -> Look:

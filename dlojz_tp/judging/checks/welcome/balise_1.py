@@ -35,19 +35,24 @@ def _there(key, of):
     return lambda o: [of(got[key]) for got in o["there"]]
 
 
+def _no_dict(seen, _):
+    return "nothing-returned" if "NoneType" in seen else "not-a-dict"
+
+
 def _form(claim, key):
     """Looks at what was returned: a dictionary with the keys, whatever else is in it."""
     versions = [str(torch.__version__), torch.__version__.split("+")[0]]
     where = {"where": WHERE if key == "there" else ""}
-    told = lambda *_: where  # noqa: E731
+
+    def missing(o):
+        return [" and no ".join(one for one in KEYS if one not in got) for got in o[key]]
+
     return [
-        Look(claim, lambda o: list(map(_kind, o[key])), ["dict"],
-             lambda seen, _: "nothing-returned" if "NoneType" in seen else "not-a-dict",
-             holds=one_of, fields=told),
-        Look("", lambda o: [" and no ".join(one for one in KEYS if one not in got) for got in o[key]], [""],
-             "keys-missing", holds=one_of, fields=lambda seen, _: where | {"missing": next(filter(None, seen))}),
-        Look("", lambda o: [str(got["torch"]) for got in o[key]], versions, "wrong-version",
-             holds=one_of, fields=told),
+        Look(claim, lambda o: list(map(_kind, o[key])), ["dict"], _no_dict, holds=one_of, fields=where),
+        Look("", missing, [""], "keys-missing", holds=one_of,
+             fields=lambda seen, _: where | {"missing": next(filter(None, seen))}),
+        Look("", lambda o: [str(got["torch"]) for got in o[key]], versions, "wrong-version", holds=one_of,
+             fields=where),
     ]  # fmt: skip
 
 
@@ -72,6 +77,10 @@ def _gpus(seen, due):
     return "gpus-not-counted" if yes_or_no else "gpus-miscounted"
 
 
+def _cores(seen, due):
+    return KNOWN.get(_first(seen, due), "cores-wrong")
+
+
 whole_gpus, gpus = _counts("the GPUs are counted: 0, 1 and 4", "gpus", "GPUs")
 whole_cores, cores = _counts("", "cores", "cores")
 LOOKS = [
@@ -85,8 +94,7 @@ LOOKS = [
          holds=lambda seen, _: not {"set", "frozenset", "list", "tuple"} & set(seen)),
     whole_cores,
     # at most as many as there really are
-    Look("", cores, lambda _: [min(n, len(os.sched_getaffinity(0))) for n in CORES],
-         lambda seen, due: KNOWN.get(_first(seen, due), "cores-wrong")),
+    Look("", cores, lambda _: [min(n, len(os.sched_getaffinity(0))) for n in CORES], _cores),
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from dlojz_tp.judging.checking import Wrong, close, mistake_of
 from dlojz_tp.judging.checking.looks import Look, at_most, judged
 from dlojz_tp.judging.checking.wrong import fails
 from dlojz_tp.judging.probes.ranks import on_ranks
-from dlojz_tp.judging.probes.shared_looks import each_rank
+from dlojz_tp.judging.probes.shared_looks import each_rank, recognised
 from dlojz_tp.judging.probes.traffic import Traffic, counted_waits
 from dlojz_tp.judging.probes.withheld import Withheld
 from dlojz_tp.measure.operations import Operations, elements_read
@@ -149,15 +149,20 @@ def _mistake(seen, truth):
     return mistake_of(got, known, "wrong-sum")
 
 
-def _reads(ranks):
-    """How many values each rank read: as they were read, or as its share of the sum says."""
-    return [max(got["read"], round(ranks[0]["shares"][rank])) for rank, got in enumerate(ranks)]
+def _talks(calls, size):
+    return bool(calls) or size == 1
 
 
-def _reader(seen, due):
-    rank = next(rank for rank, read in enumerate(seen) if read > due)
-    where = f"rank {rank} of {len(seen)}"
-    return {"rank": rank, "read": seen[rank], "n": N, "fair": -(-N // len(seen)), "where": where}
+def _greedy(ranks):
+    """The first rank that reads more than its share: as it was read, or as its share of the sum says."""
+    reads = [max(got["read"], round(ranks[0]["shares"][rank])) for rank, got in enumerate(ranks)]
+    size, most = len(ranks), N // len(ranks) + 8  # a few more than its share, where it looks at the first value, too
+    for rank, read in enumerate(reads):
+        if read > most:
+            told = {"expected": most, "got": reads, "where": f"rank {rank} of {size}"}
+            slug = "rank-0-only" if sum(read > 0 for read in reads) == 1 < size else "all-the-work"
+            return slug, told | {"rank": rank, "read": read, "n": N, "fair": -(-N // size)}
+    return None
 
 
 N = len(_inputs()["long"])
@@ -165,13 +170,10 @@ WORK_LOOKS = [
     [each_rank("the input is not changed", "changed", False, "input-changed")],
     [
         each_rank("the work is shared: each rank reads its share and sends one number", "calls",
-                  lambda size: size, "no-communication", holds=lambda calls, size: bool(calls) or size == 1),
+                  lambda size: size, "no-communication", holds=_talks),
         # a number for each rank, or a few numbers pickled; a share is 1000 bytes
         each_rank("", "sent", lambda size: 64 * size + 512, "whole-tensor-sent", holds=at_most,
                   fields="sent"),
-        # a few more than its share, where it looks at the first value, too
-        Look("", _reads, lambda size: N // size + 8,
-             lambda seen, _: "rank-0-only" if sum(read > 0 for read in seen) == 1 < len(seen) else "all-the-work",
-             holds=at_most, fields=_reader),
+        recognised("", _greedy),
     ],
 ]  # fmt: skip
