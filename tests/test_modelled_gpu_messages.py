@@ -282,3 +282,15 @@ def with_header(clock):
 
 def test_sizes_and_objects_travel():
     assert on_ranks(with_header, n=2)[1].result == ((4096, 3), {"sizes": [4096, 3]}, 4096, [0, 0])
+
+
+def clipped(clock):
+    """The norm of shards is summed by a functional collective."""
+    shards = torch.nn.Linear(2000, 2000).to("cuda")
+    fully_shard(shards)
+    shards(torch.randn(64, 2000, device="cuda")).sum().backward()
+    return str(torch.nn.utils.clip_grad_norm_(shards.parameters(), 1.0).full_tensor().device)
+
+
+def test_functional_collectives_run_by_shape():
+    assert [found.result for found in on_ranks(clipped)] == ["cuda:0", "cuda:1"]

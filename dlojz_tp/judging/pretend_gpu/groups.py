@@ -18,7 +18,17 @@ from torch._C._distributed_c10d import _create_work_from_future
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dlojz_tp.judging.pretend_gpu import integers
-from dlojz_tp.judging.pretend_gpu.memory import CPU, block, device_of, is_wild, real_device, real_storage, tag, tensors
+from dlojz_tp.judging.pretend_gpu.memory import (
+    CPU,
+    block,
+    device_of,
+    in_kernel,
+    is_wild,
+    real_device,
+    real_storage,
+    tag,
+    tensors,
+)
 from dlojz_tp.judging.pretend_gpu.streams import Stream, merge
 from dlojz_tp.judging.pretend_gpu.stuck import Message
 from dlojz_tp.launch import lanes, place
@@ -57,7 +67,9 @@ class Groups:
         if len(places := {device_of(x) for x in found if not is_wild(x)}) > 1 and name != "barrier":
             raise RuntimeError(f"Expected all tensors to be on the same device, but found {places} (in collective)")
         if func.namespace != "c10d" or not self.machine.nccl or as_objects:
-            out = func(*args, **kwargs)
+            # without values, Python makes what a functional collective returns, and asks where its input is
+            with in_kernel() if self.machine.clock else contextlib.nullcontext():
+                out = func(*args, **kwargs)
             on = next((block(x).index for x in found if block(x) is not None), None)
             for x in tensors([out]) if on is not None else ():
                 mode.put(x, on)
