@@ -256,12 +256,14 @@ def test_layers_are_cut_on_the_cpu():
     assert on_card(on_the_cpu).result == [("cpu", "cuda", torch.float32, (64, 32))] * 3
 
 
-def in_c(clock):
-    """C reads and writes where a tensor on the CPU is, also from the middle on."""
+def addresses(clock):
+    """C reads and writes where a tensor on the CPU is, also from the middle on; each storage has its own address."""
     x, y = torch.randn(1_000_000), torch.empty(1_000_000)
     ctypes.memmove(y[500_000:].data_ptr(), x[500_000:].data_ptr(), 4 * 500_000)
-    return y[500_000:].data_ptr() - y.data_ptr(), torch.empty(9, device="cuda").data_ptr()
+    on_gpu = [torch.empty(9, device="cuda") for _ in range(9)]
+    storages = {one.untyped_storage().data_ptr() for one in (x, x.view(-1), y, *on_gpu, *(one[1:] for one in on_gpu))}
+    return y[500_000:].data_ptr() - y.data_ptr(), len(storages), on_gpu[0][3:].data_ptr() - on_gpu[0].data_ptr()
 
 
-def test_a_tensor_on_the_cpu_has_an_address():
-    assert on_card(in_c).result == (4 * 500_000, 0)
+def test_tensors_have_addresses():
+    assert on_card(addresses).result == (4 * 500_000, 11, 12)

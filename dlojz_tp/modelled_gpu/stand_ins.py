@@ -11,10 +11,11 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dlojz_tp.judging.pretend_gpu import amp, integers, rehearsed
-from dlojz_tp.judging.pretend_gpu.memory import CPU, META, TENSOR, block, real, real_device, real_storage
+from dlojz_tp.judging.pretend_gpu.memory import CPU, META, TENSOR, Block, block, real, real_device, real_storage
 
 SHOWN = {Tensor.__format__, Tensor.__repr__}
 _register_parameter = nn.Module.register_parameter
+_address = torch.UntypedStorage.data_ptr
 VALUES = {
     Tensor.item: lambda kind: READ[kind], Tensor.__bool__: lambda _: False, Tensor.__int__: lambda _: 0,
     Tensor.__float__: lambda _: READ[float], Tensor.__index__: lambda _: 0,
@@ -116,13 +117,19 @@ def replaced(clock, machine) -> list[tuple]:
         return values("numpy", x, str(x.dtype).removeprefix("torch."))
 
     def data_ptr(x):
-        """Of a tensor on the CPU: zeros, as many bytes as its values would take, for what C reads and writes there."""
-        if real_device(x) != META or block(x) is not None:
+        if real_device(x) != META:
             return real(TENSOR.data_ptr, x)
-        storage = real_storage(x)
+        return address(real_storage(x)) + x.storage_offset() * x.element_size()
+
+    def address(storage):
+        """No two storages have the same. On the CPU, zeros stand for the values: C reads and writes them."""
+        if storage.device != META:
+            return _address(storage)
+        if type(getattr(storage, "_gpu_tag", None)) is Block:
+            return id(storage)
         if not hasattr(storage, "zeros"):
             storage.zeros = np.zeros(max(storage.nbytes(), 1), np.uint8)
-        return storage.zeros.ctypes.data + x.storage_offset() * x.element_size()
+        return storage.zeros.ctypes.data
 
     def register_parameter(module, name, x):
         """Small parameters have no values either: a gradient has to be where its parameter is."""
@@ -138,6 +145,7 @@ def replaced(clock, machine) -> list[tuple]:
     return [
         (torch, "compile", compiled), (nn.Module, "register_parameter", register_parameter),
         (torch.Tensor, "tolist", tolist), (torch.Tensor, "numpy", numpy), (torch.Tensor, "data_ptr", data_ptr),
+        (torch.UntypedStorage, "data_ptr", address),
         # C++ compares the shapes of all ranks, which are values
         (nn.parallel.distributed, "_verify_param_shape_across_processes", lambda *args, **kwargs: None),
         (torch.cuda, "get_device_name", lambda device=None: clock.label),
