@@ -210,7 +210,7 @@ weight: $(DEV)
 	@$(RUN) -m dlojz_tp weight
 
 # ONLY="07 09": these works alone, without the frameworks where none of them needs one
-BUILT  := $(if $(and $(ONLY),$(if $(filter $(foreach one,$(ONLY),%/$(one).ipynb %/$(one)_%),$(WITH)),,none)),$(DEV),$(FRAMED))
+BUILT  := $(if $(and $(ONLY),$(if $(filter $(foreach one,$(ONLY),solutions/$(one).ipynb solutions/$(one)_%),$(WITH)),,none)),$(DEV),$(FRAMED))
 BUILDS  = $(if $(filter $(DEV),$(BUILT)),$(RUN),$(FRUN)) -m dlojz_tp build $(ONLY)
 notebooks: $(BUILT)
 	@$(BUILDS)
