@@ -151,3 +151,12 @@ def test_the_help_of_a_command_without_docstrings(command):
     words = [sys.executable, "-m", "dlojz_tp", command, "--help"]
     ran = subprocess.run(words, env=os.environ | {"PYTHONOPTIMIZE": "2"}, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0 and "usage:" in ran.stdout and not ran.stderr, ran.stderr
+
+
+@pytest.mark.parametrize(
+    "only, frameworks", [("20", True), ("07 14_fsdp", True), ("07 09", False), ("1", False), ("", True)]
+)
+def test_works_that_use_a_framework_are_executed_with_it(only, frameworks):
+    lines = make("--dry-run", "solutions", f"ONLY={only}").stdout.splitlines()
+    (build,) = [line for line in lines if "dlojz_tp build" in line]
+    assert ("frameworks" in build) == frameworks
