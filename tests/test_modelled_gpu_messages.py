@@ -275,13 +275,18 @@ def with_header(clock):
             dist.send(torch.randn(sizes, device=device), 1)
     objects = [None if me else {"sizes": sizes}]
     (dist.recv_object_list if me else dist.send_object_list)(objects, 1 - me, device=device)
+    part = torch.empty(4, dtype=torch.int64, device=device)
+    if me:
+        dist.recv(part[1:3], 0)  # of the rest nobody knows
+    else:
+        dist.send(header, 1)
     first = int(header[0])
     header += 1  # from here on, nobody knows
-    return (tuple(got.shape), objects[0], first, header.tolist()) if me else None
+    return (tuple(got.shape), objects[0], first, header.tolist(), part.tolist()) if me else None
 
 
 def test_sizes_and_objects_travel():
-    assert on_ranks(with_header, n=2)[1].result == ((4096, 3), {"sizes": [4096, 3]}, 4096, [0, 0])
+    assert on_ranks(with_header, n=2)[1].result == ((4096, 3), {"sizes": [4096, 3]}, 4096, [0, 0], [0] * 4)
 
 
 def clipped(clock):

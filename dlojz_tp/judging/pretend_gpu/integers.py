@@ -1,6 +1,7 @@
 """Short lists of integers, where tensors have no values: they may be sizes, so they are known, and travel.
 
-They become known with a copy to a GPU, or with a message, and are forgotten when something is written over them.
+They become known with a copy to a GPU, or with a message, that fills its memory, and are forgotten when something is
+written over them.
 """
 
 import functools
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dlojz_tp.judging.pretend_gpu.memory import CPU, TENSOR, block, real, real_device
+from dlojz_tp.judging.pretend_gpu.memory import CPU, TENSOR, block, real, real_device, real_storage
 
 SHORT = 64  # numbers
 
@@ -24,7 +25,7 @@ def copied(source, target) -> None:
     if is_short(source) and real_device(source) == CPU:
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             numbers = source.detach().flatten().tolist()
-        block(target).integers = lambda: numbers
+        _remember(target, lambda: numbers)
 
 
 def sent(x, key: str) -> None:
@@ -34,7 +35,13 @@ def sent(x, key: str) -> None:
 
 def received(x, key: str) -> None:
     """The message with this key is to come into x; whoever reads it waits for the sender."""
-    block(x).integers = functools.cache(lambda: json.loads(_store().get(key)))
+    _remember(x, functools.cache(lambda: json.loads(_store().get(key))))
+
+
+def _remember(x, numbers) -> None:
+    """For all of a storage alone, in its order: of a part, nobody knows the rest."""
+    if real(TENSOR.is_contiguous, x) and x.nbytes == real_storage(x).nbytes():
+        block(x).integers = numbers
 
 
 def known(x) -> list[int] | None:
