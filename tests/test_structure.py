@@ -83,6 +83,13 @@ def test_no_circles():
     graphlib.TopologicalSorter(graph()).prepare()  # CycleError names the files
 
 
+@functools.cache
+def checks() -> dict[Path, ast.Module]:
+    """The syntax of each file of the checks."""
+    paths = (PACKAGE / "judging" / "checks").rglob("*.py")
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
 def _own(node):
     """The nodes of a function, without those of functions inside of it."""
     for inside in ast.iter_child_nodes(node):
@@ -94,8 +101,8 @@ def _own(node):
 def test_no_observation_pauses_inside_a_with():
     """When a look fails it is left there, and collected later: `no_grad` would then end amid a trainee's step."""
     found = []
-    for path in (PACKAGE / "judging" / "checks").rglob("*.py"):
-        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, tree in checks().items():
+        for function in ast.walk(tree):
             if isinstance(function, ast.FunctionDef) and function.name.startswith(("observe", "_observe")):
                 blocks = [node for node in _own(function) if isinstance(node, ast.With)]
                 found += [
@@ -111,8 +118,8 @@ ROWS = "Look", "Value", "each_rank", "mistake_look", "recognised"
 
 def test_a_row_has_one_lambda_at_most():
     crowded = []
-    for path in (PACKAGE / "judging" / "checks").rglob("*.py"):
-        for call in ast.walk(ast.parse(path.read_text())):
+    for path, tree in checks().items():
+        for call in ast.walk(tree):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in ROWS:
                 values = [*call.args, *(keyword.value for keyword in call.keywords)]
                 if sum(isinstance(value, ast.Lambda) for value in values) > 1:

@@ -194,6 +194,14 @@ def tried(call: Callable, *args):
         return f"{type(error).__name__}: {str(error)}".split("\n")[0]
 
 
+def numbers(got) -> list[float] | None:
+    """The numbers that came, [] where they are none, None for None."""
+    try:
+        return None if got is None else [float(one) for one in got]
+    except (TypeError, ValueError):
+        return []
+
+
 def form(value):
     """What a value is, in words: "float32 (2, 3)" for a tensor; of a list or tuple, a list of them; None for None."""
     return _each(value, lambda tensor: f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}")

@@ -14,7 +14,7 @@ from dlojz_tp.judging.pretend_gpu.memory import block
 
 def replaced(pretence: list[tuple]) -> list[tuple]:
     """(module, name, stand-in) of each. pretence: those of torch.cuda and its like, which a compiler must not meet."""
-    import torch._dynamo  # seconds, for all who import this package; ranks have it
+    import torch._dynamo  # seconds, for anyone who imports this package; ranks have it
 
     real, explain = torch.compile, torch._dynamo.explain
     lifted = functools.partial(_lifted, [(*change, getattr(*change[:2])) for change in pretence])

@@ -55,7 +55,7 @@ def decides() -> None:
 
 
 def _hide() -> None:
-    """Let the package's frames look like PyTorch's: who seeks the program's line in a stack passes over these."""
+    """Let the package's frames look like PyTorch's: a search for the program's line in a stack passes over them."""
     for name, module in list(sys.modules.items()):
         if name.startswith(f"{__package__}."):
             for each in list(vars(module).values()):

@@ -58,6 +58,11 @@ def recognised(claim: str, find, kind=Look) -> Look:
     return mistake_look(claim, find, None, lambda found, due: found and (found[0], silent(found, due) | found[1]), kind)
 
 
+def first_found(found: Iterator[tuple]) -> tuple | None:
+    """For `recognised`: of pairs (nothing, or (hint, its fields); fields of any mistake there), the first mistake."""
+    return next(((wrong[0], about | wrong[1]) for wrong, about in found if wrong), None)
+
+
 def stacked(key) -> Callable:
     """A look's `see`: what the ranks have under a key, as one tensor (ranks, ...)."""
     return lambda ranks: torch.stack([rank[key] for rank in ranks])

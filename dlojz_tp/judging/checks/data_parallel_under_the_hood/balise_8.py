@@ -12,7 +12,7 @@ from dlojz_tp.judging.checking.looks import Look, judged
 from dlojz_tp.judging.checks.data_parallel_under_the_hood.common import on_ranks, own_work
 from dlojz_tp.judging.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.judging.probes.ranks import hung
-from dlojz_tp.judging.probes.shared_looks import recognised
+from dlojz_tp.judging.probes.shared_looks import first_found, recognised
 from dlojz_tp.judging.probes.traffic import Traffic, sent
 from dlojz_tp.judging.probes.withheld import Kept
 from dlojz_tp.launch import RankError
@@ -106,14 +106,13 @@ def observe(ring_all_reduce):
 def look_at(cases, find, claim=""):
     """A look at some cases: what find(one) finds in one of them on one rank; see `recognised`."""
 
-    def first(observed):
+    def found(observed):
         for one in observed["seen"]:
-            if one.case in cases and (wrong := find(one)):
+            if one.case in cases:
                 where = f"rank {one.rank} of {one.size}, {' × '.join(map(str, CASES[one.case][0]))} values"
-                return wrong[0], {"rank": one.rank, "where": where} | wrong[1]
-        return None
+                yield find(one), {"rank": one.rank, "where": where}
 
-    return recognised(claim, first)
+    return recognised(claim, lambda observed: first_found(found(observed)))
 
 
 def sum_hint(one):

@@ -11,7 +11,7 @@ from dlojz_tp.judging.checking.borrowed import Borrowed, refusing
 from dlojz_tp.judging.checking.looks import judged
 from dlojz_tp.judging.probes import ranks
 from dlojz_tp.judging.probes.networks import rows, same
-from dlojz_tp.judging.probes.shared_looks import recognised
+from dlojz_tp.judging.probes.shared_looks import first_found, recognised
 from dlojz_tp.judging.probes.traffic import on_the_wire, sent
 
 HINTS = {
@@ -51,14 +51,12 @@ HINTS = {
 def on_each(claim, find):
     """A look at all ranks of a world, or of worlds {size: ranks}: what find(ranks, rank) finds; see `recognised`."""
 
-    def first(seen):
+    def found(seen):
         for world in seen.values() if isinstance(seen, dict) else [seen]:
             for rank in range(len(world)):
-                if wrong := find(world, rank):
-                    return wrong[0], {"rank": rank, "where": f"rank {rank} of {len(world)}"} | wrong[1]
-        return None
+                yield find(world, rank), {"rank": rank, "where": f"rank {rank} of {len(world)}"}
 
-    return recognised(claim, first)
+    return recognised(claim, lambda seen: first_found(found(seen)))
 
 
 def nothing_overwritten(overwritten):

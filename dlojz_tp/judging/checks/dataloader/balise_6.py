@@ -1,4 +1,4 @@
-"""Balise 6: the prefetcher, behind loaders that notice how they are used; its copies on a GPU are only pretended."""
+"""Balise 6: the prefetcher, around loaders that notice how they are used; its copies on a GPU are only pretended."""
 
 import gc
 import threading

@@ -86,7 +86,7 @@ def _save(save_checkpoint, path):
     own.mkdir()
     save_checkpoint(own / path.name, parallel, optimizer, OTHER_EPOCH)
     with Waits("checkpoint") as waits:
-        if rank == 0:  # it writes late: who does not wait is back by then
+        if rank == 0:  # it writes late: a rank that does not wait is back by then
             _WAITS.append(waits)
             late = model.register_state_dict_post_hook(_late)
         save_checkpoint(path, parallel, optimizer, SAVED_AFTER)
@@ -130,7 +130,7 @@ def _resume(load_checkpoint, path):
     other = load_checkpoint(path.parent / "rank0" / path.name, *_made())
     found["other"] = "None" if other is None else other
     epochs = [None] * dist.get_world_size()
-    dist.all_gather_object(epochs, found["epoch"])  # who goes on without the others waits for ever
+    dist.all_gather_object(epochs, found["epoch"])  # a rank that goes on without the others waits for ever
     if epochs == [SAVED_AFTER] * len(epochs):
         found["losses"] = _losses(DistributedDataParallel(model), optimizer, range(epoch, EPOCHS))
     return found

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from dlojz_tp import launch
 from dlojz_tp.judging.checking import pretended
 from dlojz_tp.judging.checking.looks import judged
-from dlojz_tp.judging.probes.shared_looks import each_rank, recognised
+from dlojz_tp.judging.probes.shared_looks import each_rank, first_found, recognised
 
 ELASTIC = {"LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}  # torchrun sets them, too
 ADDRESS = "127.0.0.2"  # this machine, but not what one writes for it
@@ -153,13 +153,7 @@ def _on_gpus(join_world):
 def _each(claim, find):
     """A look at each entry of a list: what find(entry) finds; see `recognised`."""
 
-    def first(seen):
-        for got in seen:
-            if wrong := find(got):
-                return wrong[0], {"where": got["where"]} | wrong[1]
-        return None
-
-    return recognised(claim, first)
+    return recognised(claim, lambda seen: first_found((find(got), {"where": got["where"]}) for got in seen))
 
 
 def _twice(got):

@@ -5,7 +5,7 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from dlojz_tp.judging.checking.looks import Look, Value, form, judged, silent, tried, within
+from dlojz_tp.judging.checking.looks import Look, Value, form, judged, numbers, silent, tried, within
 from dlojz_tp.measure.operations import Operations
 from dlojz_tp.models import Llama, LlamaConfig
 
@@ -164,20 +164,13 @@ def observe(LoRALinear, with_lora, lora_numbers):
     after = with_lora(llama, LLAMA_NAMES, 2, 4)(tokens)
     after.sum().backward()
     yield {"off": (after - before).abs().max().item(), "Llama learns": len(learning(llama))}
-    numbers = [pair(lora_numbers(list(shapes), rank)) for shapes, rank in SHAPES]
-    yield {"two": None if numbers[0] is None else [len(one) for one in numbers]}
-    parts = torch.tensor(numbers, dtype=torch.float64) / torch.tensor(NUMBERS, dtype=torch.float64)
+    counted = [numbers(lora_numbers(list(shapes), rank)) for shapes, rank in SHAPES]
+    yield {"two": None if counted[0] is None else [len(one) for one in counted]}
+    parts = torch.tensor(counted, dtype=torch.float64) / torch.tensor(NUMBERS, dtype=torch.float64)
     yield {"numbers": parts[:, 0], "bytes": parts[:, 1]}
 
 
 NUMBERS = [(4 * 80, 8 * 4 * 80), (2 * (97 + 83 + 22), 16 * 202), (16 * 4 * 5120, 128 * 4 * 5120)]
-
-
-def pair(got):
-    try:
-        return None if got is None else [float(one) for one in got]
-    except (TypeError, ValueError):
-        return []
 
 
 def words(found):

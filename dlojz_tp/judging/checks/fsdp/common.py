@@ -14,7 +14,7 @@ from dlojz_tp.judging.checking import close
 from dlojz_tp.judging.checking.looks import Look, at_most, filled, judged, nothing, one_of, silent, within
 from dlojz_tp.judging.checks.fsdp.watched import RATE, STEPS, loss_of, most_beside
 from dlojz_tp.judging.probes import ranks
-from dlojz_tp.judging.probes.shared_looks import each_rank, recognised
+from dlojz_tp.judging.probes.shared_looks import each_rank, first_found, recognised
 from dlojz_tp.models import Llama, LlamaConfig
 
 HINTS = {
@@ -152,14 +152,12 @@ def of_each(see: Callable) -> Callable:
 def on_each(claim: str, find: Callable) -> Look:
     """A look at all ranks: what find(report) finds of the first where it finds something; see `recognised`."""
 
-    def first(reports):
+    def found(reports):
+        size = len(reports)
         for rank, report in enumerate(reports):
-            if wrong := find(report):
-                about = {"rank": rank, "size": len(reports), "where": f"rank {rank} of {len(reports)}"}
-                return wrong[0], about | wrong[1]
-        return None
+            yield find(report), {"rank": rank, "size": size, "where": f"rank {rank} of {size}"}
 
-    return recognised(claim, first)
+    return recognised(claim, lambda reports: first_found(found(reports)))
 
 
 def _untrained(reports):

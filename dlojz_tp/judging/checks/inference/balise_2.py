@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from dlojz_tp.judging.checking.looks import Look, Value, judged
+from dlojz_tp.judging.checking.looks import Look, Value, judged, numbers
 from dlojz_tp.models import Llama, LlamaConfig
 
 PLAIN = LlamaConfig(vocab_size=50, width=24, heads=6, layers=1, max_length=64, ffn_width=40)
@@ -50,17 +50,10 @@ def speed(config, batch, seen, size, peak, bandwidth):
 SPEED = [speed(*case) for case in SPEEDS]
 
 
-def pair(got):
-    try:
-        return None if got is None else [float(one) for one in got]
-    except (TypeError, ValueError):
-        return []
-
-
 def observe(pass_cost, tokens_a_second):
     """How many numbers came; FLOP, bytes and tokens a second as parts of the true ones."""
     for name, cases in CASES.items():
-        got = [pair(pass_cost(*case)) for case in cases]
+        got = [numbers(pass_cost(*case)) for case in cases]
         yield {f"{name}: numbers": None if got[0] is None else [len(one or []) for one in got]}
         parts = torch.tensor(got, dtype=torch.float64) / torch.tensor(DUE[name], dtype=torch.float64)
         yield {f"{name}: flop": parts[:, 0], f"{name}: bytes": parts[:, 1]}

@@ -3,7 +3,7 @@
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from dlojz_tp.judging.checking.looks import Look, Value, judged
+from dlojz_tp.judging.checking.looks import Look, Value, judged, numbers
 from dlojz_tp.models.coatnet import MBConv, RelativeAttention
 from dlojz_tp.models.transformer import FeedForward
 from dlojz_tp.models.vit import SelfAttention
@@ -50,13 +50,6 @@ NAMES = {"attention": "c={}, d={}, n={}, heads={}, table={}", "feed-forward": "d
 BLOCK = "c={}, d={}, height={}, width={}, stride={}"
 
 
-def _pair(got):
-    try:
-        return None if got is None else [float(one) for one in got]
-    except (TypeError, ValueError):
-        return []
-
-
 def observe(attention_cost, feed_forward_cost, mbconv_cost):
     """Of each group: how many numbers came for a case; parameters and operations, as parts of the true ones."""
     answers = {
@@ -66,7 +59,7 @@ def observe(attention_cost, feed_forward_cost, mbconv_cost):
         "strided": mbconv_cost,
     }
     for group, due in DUE.items():
-        got = [_pair(answers[group](*case)) for case in due]
+        got = [numbers(answers[group](*case)) for case in due]
         found = {f"{group} numbers": None if got[0] is None else [len(one or []) for one in got]}
         yield found
         parts = torch.tensor(got, dtype=torch.float64) / torch.tensor(list(due.values()), dtype=torch.float64)

@@ -12,11 +12,12 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from dlojz_tp.judging.checking.looks import Look, Value, judged, within
+from dlojz_tp.judging.checks.learning_rate_and_large_batch.running_mean import RunningMean
 from dlojz_tp.judging.probes.seeded import seeded
 
 SCALES = 1.0, 0.25
 IN, MIDDLE, OUT = (functools.partial(nn.Linear, *sizes) for sizes in ((4, 8), (8, 8), (8, 3)))
-DROP = functools.partial(nn.Dropout, 0.3)
+DROP, AWAY = functools.partial(nn.Dropout, 0.3), functools.partial(RunningMean, 8)
 # (low, high, n, beta), and what of the batches
 RISES = [
     ((1e-4, 1e-1, 24, 0.9), {}),
@@ -46,19 +47,6 @@ class _Epochs:
                 x *= 1 if k < 4 else 30 if k < 14 else 10
                 y = suits(x).argsort(1)[:, 2 if 4 <= k < 14 else 0]
             yield (x * math.nan if k == self.nan else x), y
-
-
-class _Running(nn.Module):
-    """Takes away a running mean, as batch norm does, without its threads."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(8))
-
-    def forward(self, x):
-        if self.training:
-            self.mean.lerp_(x.detach().mean(0), 0.1)
-        return x - self.mean
 
 
 class _Noisy(Dataset):
@@ -139,7 +127,7 @@ def _pair(found):
 
 def _deep():
     """A model with dropout and running means that was trained; its optimizer; some gradients there, one that is None."""
-    model = copy.deepcopy(_seeded(1, IN, _Running, DROP, MIDDLE, _Running, OUT))
+    model = copy.deepcopy(_seeded(1, IN, AWAY, DROP, MIDDLE, AWAY, OUT))
     optimizer = torch.optim.SGD(_groups(model, 3), lr=0.3, momentum=0.9)
     for x, y in _Epochs():
         optimizer.zero_grad()

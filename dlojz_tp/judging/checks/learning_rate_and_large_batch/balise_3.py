@@ -6,8 +6,10 @@ from torch import nn
 from dlojz_tp.judging.checking.looks import Look, Value, judged
 from dlojz_tp.judging.checks.learning_rate_and_large_batch.stepping import (
     Training,
+    few_and_many,
     follow,
     kept,
+    no_more_for_many,
     operators,
     own_work,
     truth,
@@ -105,17 +107,6 @@ def observe(groups_of, optimizer):
     yield {"without values": without_values(optimizer, SHAPES)}
 
 
-def more(seen, due):
-    """holds: not more operators for many parameters than for a few."""
-    return seen[1] <= seen[0]
-
-
-def each(seen, due):
-    """fields of "an-operator-each"."""
-    few, many = seen
-    return {"few": few, "many": many, "expected": f"{few} operators, as for {len(SHAPES)} parameters", "got": many}
-
-
 LOOKS = [
     Look("groups of parameters", "kind", "groups", "groups-form"),
     Look("each trainable parameter once", "frozen", [], "frozen-inside"),
@@ -130,7 +121,12 @@ LOOKS = [
     Look("gradients stay the same, weights change in place", "gradients", 0, "gradients-changed"),
     Look("", "moved", False, "weights-moved"),
     Look(
-        "as many operators for 12 parameters as for 3", "operators", [0, 0], "an-operator-each", holds=more, fields=each
+        "as many operators for 12 parameters as for 3",
+        "operators",
+        [0, 0],
+        "an-operator-each",
+        holds=no_more_for_many,
+        fields=few_and_many(SHAPES),
     ),
     Look("no value is read back to the CPU", "without values", True, "weights-moved"),
 ]

@@ -5,11 +5,12 @@ import copy
 import torch
 
 from dlojz_tp.judging.checking.looks import Look, Value, form, judged
-from dlojz_tp.judging.checks.learning_rate_and_large_batch.balise_3 import each, more
 from dlojz_tp.judging.checks.learning_rate_and_large_batch.stepping import (
     Training,
+    few_and_many,
     follow,
     kept,
+    no_more_for_many,
     operators,
     own_work,
     truth,
@@ -122,7 +123,8 @@ def _looks(name, trainings, rule):
         Value("the same after stopping and resuming from the state_dict", f"{name} resumed", truth(trainings["groups"], rule), "not-resumed"),
         Look("gradients stay the same, weights change in place", f"{name} gradients", 0, "gradients-changed"),
         Look("", f"{name} moved", False, "weights-moved"),
-        Look("as many operators for 12 parameters as for 3", f"{name} operators", [0, 0], "an-operator-each", holds=more, fields=each),
+        Look("as many operators for 12 parameters as for 3", f"{name} operators", [0, 0], "an-operator-each",
+             holds=no_more_for_many, fields=few_and_many(SHAPES)),
         Look("no value is read back to the CPU", f"{name} without values", True, "weights-moved"),
     ]  # fmt: skip
 

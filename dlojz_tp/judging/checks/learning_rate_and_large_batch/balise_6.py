@@ -5,11 +5,12 @@ import functools
 import torch
 
 from dlojz_tp.judging.checking.looks import Look, Value, form, judged, within
-from dlojz_tp.judging.checks.learning_rate_and_large_batch.balise_3 import each, more
 from dlojz_tp.judging.checks.learning_rate_and_large_batch.stepping import (
     Training,
+    few_and_many,
     follow,
     kept,
+    no_more_for_many,
     operators,
     own_work,
     truth,
@@ -187,7 +188,7 @@ LOOKS = [
     Look("bfloat16 stays bfloat16", "dtypes", ["bfloat16 (3, 4, 4)", "float32 (3, 4, 4)"], "other-dtype"),
     Look("no more multiplications than on the short side", "multiplications", ENOUGH, "long-side", holds=_twice,
          fields=lambda seen, due: {"times": round(seen / due, 1), "expected": f"{due} multiplications", "got": seen}),
-    Look("all matrices in one call", "orthogonalise operators", [0, 0], "one-by-one", holds=more,
+    Look("all matrices in one call", "orthogonalise operators", [0, 0], "one-by-one", holds=no_more_for_many,
          fields=lambda seen, due: {"few": seen[0], "many": seen[1], "expected": f"{seen[0]} operators", "got": seen[1]}),
     Look("a step in the group's dtype, and in no other", "others", {"torch.bfloat16": [], "torch.float64": []}, "dtype-ignored",
          fields=lambda seen, due: {"asked": next(one for one in seen if seen[one]), "got": max(seen.values())}),
@@ -198,7 +199,8 @@ LOOKS = [
     Value("the same after stopping and resuming from the state_dict", "resumed", truth(GROUPS, rule), "not-resumed"),
     Look("gradients stay the same, weights change in place", "gradients", 0, "gradients-changed"),
     Look("", "moved", False, "weights-moved"),
-    Look("as many operators for 12 matrices as for 3", "operators", [0, 0], "an-operator-each", holds=more, fields=each),
+    Look("as many operators for 12 matrices as for 3", "operators", [0, 0], "an-operator-each",
+         holds=no_more_for_many, fields=few_and_many(SHAPES)),
     Look("no value is read back to the CPU", "without values", True, "weights-moved"),
 ]  # fmt: skip
 

@@ -16,26 +16,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from dlojz_tp.judging.checking.looks import Look, judged, tried
+from dlojz_tp.judging.checks.learning_rate_and_large_batch.running_mean import RunningMean
 
 ROWS, SIZE, TOTAL = 14, 4, 11  # four batches an epoch, the last one of two
-STOPS = 6, 8  # in the middle of an epoch, and behind its last batch
-
-
-class _Running(nn.Module):
-    """Takes away a running mean, as batch norm does, without its threads."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(6))
-
-    def forward(self, x):
-        if self.training:
-            self.mean.lerp_(x.detach().mean(0), 0.1)
-        return x - self.mean
+STOPS = 6, 8  # in the middle of an epoch, and after its last batch
 
 
 def _model():
-    return nn.Sequential(nn.Linear(5, 6), _Running(), nn.Dropout(0.2), nn.Linear(6, 3))
+    return nn.Sequential(nn.Linear(5, 6), RunningMean(6), nn.Dropout(0.2), nn.Linear(6, 3))
 
 
 @functools.cache

@@ -149,6 +149,21 @@ def kept(training: Training, make: Callable) -> dict:
     return {"gradients": len(changed), "moved": moved}
 
 
+def no_more_for_many(seen, due) -> bool:
+    """A look's `holds`, at what `operators` gives: not more for many parameters than for a few."""
+    return seen[1] <= seen[0]
+
+
+def few_and_many(shapes) -> Callable:
+    """A look's `fields` for "an-operator-each", at what `operators` gives for these shapes."""
+
+    def fields(seen, due):
+        few, many = seen
+        return {"few": few, "many": many, "expected": f"{few} operators, as for {len(shapes)} parameters", "got": many}
+
+    return fields
+
+
 def operators(make: Callable, shapes, times=(1, 4)) -> list[int]:
     """How many operators the second step takes, for so many copies of the shapes.
 

@@ -18,6 +18,7 @@ from dlojz_tp.judging.probes import ranks
 from dlojz_tp.judging.probes.networks import mark
 from dlojz_tp.judging.probes.ranks import hung, killed_by
 from dlojz_tp.judging.probes.seeded import seeded
+from dlojz_tp.judging.probes.shared_looks import mistake_look
 from dlojz_tp.judging.probes.traffic import Traffic, sent
 
 WIDTHS = (5, 7, 4, 6, 3, 8, 2)  # of the activations between the layers, so that no two stages are alike
@@ -223,19 +224,17 @@ def stage_look(see, holds, hint, fields=None) -> Look:
     def all_fields(seen, at):
         return vars(at) | silent(seen, at) | filled(fields, seen, at)
 
-    return Look("", see, lambda at: at, hint, holds=holds, fields=all_fields)
+    return Look("", see, itself, hint, holds=holds, fields=all_fields)
 
 
 def stage_mistake(see, find) -> Look:
     """A `stage_look` at a mistake that find(seen, at) recognises: nothing where all is right, else (hint, fields)."""
 
-    def hint(seen, at):
-        return find(seen, at)[0]
+    def with_place(seen, at):
+        found = find(seen, at)
+        return found and (found[0], vars(at) | silent(seen, at) | found[1])
 
-    def fields(seen, at):
-        return find(seen, at)[1]
-
-    return stage_look(see, lambda seen, at: not find(seen, at), hint, fields)
+    return mistake_look("", see, itself, with_place)
 
 
 def itself(got):

@@ -15,7 +15,7 @@ def versions(AsyncStage) -> list[dict]:  # noqa: N803
         stages = [AsyncStage(*pair) for pair in zip(modules, optimizers, strict=True)]
         drive(stages, x, targets)
         found += [
-            # who counts under another name may
+            # anyone may count under another name
             {"p": p, "stage": s, "steps": len(steps[s]), "version": getattr(stage, "version", N),
              "history": getattr(stage, "history", None), "n": N, "where": f"stage {s} of {p}"}
             for s, stage in enumerate(stages)

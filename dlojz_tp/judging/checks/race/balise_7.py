@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dlojz_tp.judging.checking.looks import Look, Value, judged
+from dlojz_tp.judging.checking.looks import Look, Value, judged, numbers
 
 RANGE = 262_143_328_850  # microjoules after which a server's counter starts again
 READINGS = {  # counter, wrap: joules
@@ -52,19 +52,11 @@ JOBS = {  # seconds, cards, machine, grid: kWh, euros, grams
 DUE = torch.tensor([due for *_, due in JOBS.values()], dtype=torch.float64)
 
 
-def three(got):
-    """The numbers that came, or [] where they are none."""
-    try:
-        return None if got is None else [float(one) for one in got]
-    except (TypeError, ValueError):
-        return []
-
-
 def observe(joules, cost):
     """Joules; how many numbers cost returns; each as a part of the true one."""
     found = [joules(list(counter), wrap) for counter, wrap, _ in READINGS.values()]
     yield {"joules": None if found[0] is None else torch.tensor([float(one) for one in found], dtype=torch.float64)}
-    got = [three(cost(*job)) for *job, _ in JOBS.values()]
+    got = [numbers(cost(*job)) for *job, _ in JOBS.values()]
     yield {"numbers": None if got[0] is None else [len(one or []) for one in got]}
     parts = torch.tensor(got, dtype=torch.float64) / DUE
     yield dict(zip(("kWh", "euros", "grams"), parts.T))

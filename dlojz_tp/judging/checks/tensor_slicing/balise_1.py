@@ -90,7 +90,7 @@ def _odd_cases(CopyToRanks, SumOverRanks, rank, size):  # noqa: N803
     found["a transposed gradient"] = (x.grad, _total(size, 7))
     x = torch.tensor(2.0 + rank, dtype=torch.float64)
     found["a number"] = (SumOverRanks.apply(x), torch.tensor(sum(2.0 + k for k in range(size)), dtype=torch.float64))
-    # last: who skips the sum where it has nothing to add leaves the others waiting
+    # last: a rank that skips the sum, as it has nothing to add, leaves the others waiting
     x = _own(rank, 8).requires_grad_()
     CopyToRanks.apply(x).backward(_own(rank, 9) * (rank > 0))
     found["a gradient that is zero on rank 0"] = (x.grad, _total(size, 9) - _own(0, 9))

@@ -20,7 +20,7 @@ WIDTH, HEADS = 32, 8
 def attention_forms(prefix: str = "", head: int = WIDTH // HEADS) -> list[Form]:
     """What a rank holds of an attention: query, key and value by columns, alone or stacked; the output by rows.
 
-    Stacked: the three one behind the other, or head by head, as Megatron-LM holds them, or number by number.
+    Stacked: the three one after the other, or head by head, as Megatron-LM holds them, or number by number.
     """
     three = [f"{prefix}{name}" for name in ("query", "key", "value")]
     forms = [Form((f"{name}.{part}",), 0) for name in three for part in ("weight", "bias")]

@@ -119,7 +119,7 @@ def dropped(Layer, plain, x, forms, ranks):  # noqa: N803
 
 
 def agreement(claim):
-    """Looks at what `dropped` found on the ranks of a group: who drops out otherwise than rank 0, or in evaluation?"""
+    """Looks at what `dropped` found on the ranks of a group: which rank drops out otherwise than rank 0, or in evaluation?"""
     return [
         Look(claim, "dropout", None, "model-dropout-in-eval", holds=lambda got, _: close(got["eval"], got["plain"]),
              fields=_evaluated),

@@ -70,7 +70,7 @@ by_world = functools.partial(ranks.by_world, **_usual)
 class Form:
     """One parameter that an answer may hold: these parameters of the plain layer, cut along `dim` (None: whole).
 
-    Several are stacked: one behind the other, or with `head` numbers in each (the size of a head) head by head, or number
+    Several are stacked: one after the other, or with `head` numbers in each (the size of a head) head by head, or number
     by number (`head` 1). `optional`: ranks other than 0 may do without it. `pad`: rows of zeros before and behind the part.
     """
 

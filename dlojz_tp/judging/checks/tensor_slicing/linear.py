@@ -110,7 +110,7 @@ def _mistake(work):
 
 
 def _on_terms(plain, x, size):
-    """A GELU on each term behind the second layer, as if one stood there."""
+    """A GELU on each term after the second layer, as if one stood there."""
     h = F.gelu(plain.up(x))
     parts = [part @ w.t() for part, w in zip(h.chunk(size, -1), plain.down.weight.chunk(size, 1), strict=True)]
     return sum(F.gelu(p) for p in parts) + plain.down.bias
