@@ -23,5 +23,5 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT TERM
 export DLOJZ_BROWSER DLOJZ_SCREENS
-# --foreground: Ctrl-C reaches the tests
-TMPDIR=$folder DLOJZ_RUN=$folder timeout --foreground 1800 "$python" -m pytest --timeout 600 -p tests.browser.screens --tb=short --durations 8 tests/browser "$@"
+# two at once: each waits for a browser half of its time. --foreground: Ctrl-C reaches the tests
+TMPDIR=$folder DLOJZ_RUN=$folder timeout --foreground 1800 "$python" -m pytest --timeout 600 -p tests.browser.screens -n 2 --dist loadfile --tb=short --durations 8 tests/browser "$@"

@@ -16,7 +16,6 @@ PROGRAM = os.environ["DLOJZ_BROWSER"]
 ARGUMENTS = ["--disable-gpu", "--disable-quic", "--no-first-run"]
 ARGUMENTS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 TALLEST = 12000  # pixels of a picture
-_taken = []
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +67,6 @@ def _take(page, path: Path) -> None:
     """What the window shows, and the whole notebook in front."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=f"{path}.png", timeout=10_000)
-    _taken.append(f"{path.name}.png")
     height = page.evaluate(
         "Math.max(0, ...[...document.querySelectorAll('.jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer')]"
         ".map(e => e.scrollHeight))"
@@ -77,9 +75,8 @@ def _take(page, path: Path) -> None:
         page.set_viewport_size({"width": page.viewport_size["width"], "height": min(TALLEST, height + 150)})
         page.wait_for_timeout(500)
         page.screenshot(path=f"{path}-whole.png", timeout=20_000)
-        _taken.append(f"{path.name}-whole.png")
 
 
 def pytest_terminal_summary(terminalreporter):
-    if _taken:
-        terminalreporter.write_line(f"screenshots of what failed, in {FOLDER}: {', '.join(_taken)}")
+    if taken := sorted(path.name for path in FOLDER.glob("*.png")):  # by this process or its workers
+        terminalreporter.write_line(f"screenshots of what failed, in {FOLDER}: {', '.join(taken)}")

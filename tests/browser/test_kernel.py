@@ -31,13 +31,13 @@ def test_an_interrupted_launch_and_a_restart(notebook):
 
     seeing.write(page, hello, LONG)
     seeing.start(page, hello)
-    hello.get_by_text("[rank 0] process").wait_for(timeout=30_000)
-    hello.get_by_text("[rank 1] process").wait_for(timeout=30_000)
+    hello.get_by_text("[rank 0] process").wait_for(timeout=60_000)
+    hello.get_by_text("[rank 1] process").wait_for(timeout=60_000)
     ranks = [int(number) for number in re.findall(r"process (\d+)", seeing.said(hello))]
     assert len(ranks) == 2 and seeing.number_of(hello) == "[*]:"
     seeing.press(page, "interrupt")
-    hello.get_by_text("interrupted: the ranks were ended").wait_for(timeout=15_000)
-    seeing.idle(page, 15)
+    hello.get_by_text("interrupted: the ranks were ended").wait_for(timeout=60_000)
+    seeing.idle(page, 60)
     assert seeing.problems(page) == []
     limit = time.monotonic() + 10
     while left := [rank for rank in ranks if psutil.pid_exists(rank)]:
@@ -49,7 +49,7 @@ def test_an_interrupted_launch_and_a_restart(notebook):
     seeing.press(page, "restart")
     page.locator(".jp-Dialog button.jp-mod-accept").click()
     page.locator(".jp-Dialog").wait_for(state="detached")
-    seeing.idle(page, 30)
+    seeing.idle(page, 60)
     progress = seeing.cell(page, "tp.progress()")
     assert "run the first cells of this notebook" in seeing.run(page, progress)  # the names are gone ...
     seeing.run(page, first)
@@ -73,10 +73,10 @@ def test_an_interrupted_cell_leaves_its_ranks_and_one_calm_line(notebook):
     seeing.run(page, cell)
     seeing.write(page, cell, WAITING)
     seeing.start(page, cell)
-    cell.get_by_text("[rank 1] process 1").wait_for(timeout=30_000)
+    cell.get_by_text("[rank 1] process 1").wait_for(timeout=60_000)
     seeing.press(page, "interrupt")
-    cell.get_by_text("interrupted: the 2 ranks live on, with their variables").wait_for(timeout=15_000)
-    seeing.idle(page, 15)
+    cell.get_by_text("interrupted: the 2 ranks live on, with their variables").wait_for(timeout=60_000)
+    seeing.idle(page, 60)
     assert seeing.problems(page) == []
     seeing.write(page, cell, "%%ranks\nkept")
     assert seeing.run(page, cell) == "rank 0: 10\nrank 1: 11"

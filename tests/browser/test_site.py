@@ -156,4 +156,4 @@ def test_verdicts_can_be_read_in_both_themes(built, new_page, theme):
 def test_a_search_finds_a_page(built, new_page):
     page = new_page()
     page.goto((built / "search.html").as_uri() + "?q=micro-batches")
-    page.locator("#search-results li a", has_text="ipeline").first.wait_for(timeout=15_000)
+    page.locator("#search-results li a", has_text="ipeline").first.wait_for(timeout=60_000)
