@@ -32,6 +32,8 @@ class Slow:
         return self.samples[k]
 
 
+# a minute is Slurm's shortest job: on a busy machine the signal may come before the ranks listen for it
+@pytest.mark.flaky(reruns=1)
 def test_a_job_whose_time_is_over_goes_on_where_it_stood(tmp_path):
     cells = before("09_ddp", 10)
     quick = cells["train_set"]
