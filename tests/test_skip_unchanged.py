@@ -150,7 +150,7 @@ def run(root, *arguments, status=0, skip=("--skip-unchanged",)):
     words = [sys.executable, "-m", "pytest", "-v", "-p", "no:nbval", "-p", "no:anyio", *skip, *arguments]
     done = subprocess.run(
         [*words, "-k", "00_made-1 or 00_made-2 or test_other"], cwd=root, capture_output=True, text=True, timeout=120,
-        # all of its answers: in CI, a day has a sixth of the wrong ones
+        # all of its answers: in CI, a day has a twelfth of the wrong ones
         env=os.environ
         | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "DLOJZ_TURN": "0/1"},
     )  # fmt: skip
