@@ -3,6 +3,7 @@
 import ast
 import functools
 import graphlib
+import re
 from pathlib import Path
 
 import dlojz_tp
@@ -111,6 +112,16 @@ def test_no_observation_pauses_inside_a_with():
                     if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in _own(block))
                 ]
     assert found == []
+
+
+def test_what_two_balises_share_has_a_file_of_its_own():
+    borrowed = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path, tree in checks().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and re.search(r"\.balise_\d+$", node.module or "")
+    ]
+    assert not borrowed, "imports from the check of a balise: what it shares gets a name"
 
 
 ROWS = "Look", "Value", "each_rank", "mistake_look", "recognised"

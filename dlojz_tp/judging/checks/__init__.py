@@ -1,8 +1,9 @@
 """The checks of the practical works: a package each, named like the work without its number.
 
 WORK/balise_N.py has `balise_N(answers)`: a generator that yields what it is about to look at and raises
-`checking.Wrong(slug)`. Other modules of the package have what several balises share. Hints are on record, in
-WORK/mistakes/N.json; in works whose checks aren't tables of looks, HINTS of a module are {slug: text}. See CONTRIBUTING.md.
+`checking.Wrong(slug)`. Other modules of the package have what several balises share, and each is named for what it has.
+Hints are on record, in WORK/mistakes/N.json; those that several balises may give are {slug: text} in HINTS of a module.
+See CONTRIBUTING.md.
 """
 
 import functools

@@ -6,10 +6,17 @@ from fractions import Fraction
 import torch
 
 from dlojz_tp.judging.checking.looks import Look, Value, form, judged, same, silent
+from dlojz_tp.judging.checks.compression.exact_quantization import (
+    CHANNELS,
+    MIXED,
+    SIGNED,
+    USUAL,
+    copied,
+    limits_of,
+    quantized,
+)
 from dlojz_tp.measure.operations import Operations
 
-DRAWN = torch.Generator().manual_seed(2)
-MIXED = torch.randn(3, 2, 2, 2, generator=DRAWN)
 #        tensor, axis
 SPREAD = [
     (MIXED, None), (MIXED, 0), (MIXED, 1), (MIXED.permute(3, 2, 0, 1), 2), (torch.tensor(-2.5), None),
@@ -21,19 +28,9 @@ WAYS = (8, False), (8, True), (3, False), (2, True)  # bits, symmetric
 HALVES = torch.arange(-8, 9) / 4  # in steps of half a scale
 #        x, scale, zero, bits, symmetric: a scale of 0.5 divides without error
 TIES = HALVES, torch.tensor(0.5), torch.tensor(7, dtype=torch.int32), 8, False
-USUAL = torch.linspace(-2.03, 3.01, 24), torch.tensor(0.0193), torch.tensor(101, dtype=torch.int32), 8, False
-SIGNED = torch.linspace(-2.03, 2.51, 24), torch.tensor(0.0201), torch.tensor(0, dtype=torch.int32), 8, True
 OUTSIDE = torch.tensor([-1e30, -300.0, -0.26, 0.13, 4.01, 300.0, 1e30, 7e4]), torch.tensor(0.5)
 OUTSIDE = [(*OUTSIDE, torch.tensor(zero, dtype=torch.int32), bits, symmetric)
            for zero, bits, symmetric in ((7, 8, False), (0, 8, True), (1, 2, False), (0, 4, True))]  # fmt: skip
-CHANNELS = (
-    torch.randn(3, 2, 5, generator=DRAWN), torch.tensor([0.011, 0.3, 0.0027]).view(3, 1, 1),
-    torch.tensor([3, 120, 255], dtype=torch.int32).view(3, 1, 1), 8, False,
-)  # fmt: skip
-
-
-def limits_of(bits, symmetric):
-    return (1 - 2 ** (bits - 1), 2 ** (bits - 1) - 1) if symmetric else (0, 2**bits - 1)
 
 
 def affine_of(low, high, bits, symmetric):
@@ -44,14 +41,6 @@ def affine_of(low, high, bits, symmetric):
         low, high = -max(-low, high), max(-low, high)
     scale = (high - low) / (most - least)
     return scale, round(least - low / scale)
-
-
-def quantized(x, scale, zero, bits, symmetric):
-    """Number by number."""
-    least, most = limits_of(bits, symmetric)
-    parts = zip(*(one.expand(x.shape).flatten().tolist() for one in (x, scale, zero)))
-    whole = [min(max(round(Fraction(a) / Fraction(s)) + z, least), most) for a, s, z in parts]
-    return torch.tensor(whole, dtype=torch.int8 if symmetric else torch.uint8).view(x.shape)
 
 
 def extremes_of(x, axis):
@@ -65,10 +54,6 @@ TRUE = [[affine_of(low, high, *way) for low, high in zip(LOW.flatten().tolist(),
         for way in WAYS]  # fmt: skip
 #       integers, their scale and zero point
 BACK = [(quantized(*case), case[1], case[2]) for case in (USUAL, SIGNED, CHANNELS)]
-
-
-def copied(case):
-    return [one.clone() if isinstance(one, torch.Tensor) else one for one in case]
 
 
 def observe(extremes, affine, quantize, dequantize):

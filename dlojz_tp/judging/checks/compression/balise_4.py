@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dlojz_tp.judging.checking.looks import Look, Value, form, judged, silent
-from dlojz_tp.judging.checks.compression.balise_2 import CHANNELS, SIGNED, USUAL, copied, limits_of, quantized
+from dlojz_tp.judging.checks.compression.exact_quantization import CHANNELS, SIGNED, USUAL, copied, limits_of, quantized
 from dlojz_tp.measure.operations import Operations
 
 DRAWN = torch.Generator().manual_seed(4)

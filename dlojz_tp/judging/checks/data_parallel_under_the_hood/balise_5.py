@@ -2,7 +2,6 @@
 
 import threading
 from datetime import timedelta
-from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -11,9 +10,9 @@ from dlojz_tp import launch
 from dlojz_tp.judging.checking import Wrong
 from dlojz_tp.judging.checking.looks import Look
 from dlojz_tp.judging.checking.wrong import fails
+from dlojz_tp.judging.checks.data_parallel_under_the_hood.bucket_errors import KNOWN
+from dlojz_tp.judging.checks.data_parallel_under_the_hood.chain_gradients import CAPACITY, HELD, RATE, local, plain
 from dlojz_tp.judging.checks.data_parallel_under_the_hood.common import (
-    NO_HANDLE,
-    PLACED_TWICE,
     by_world,
     not_mean,
     nothing_overwritten,
@@ -22,63 +21,20 @@ from dlojz_tp.judging.checks.data_parallel_under_the_hood.common import (
     reduced,
     share,
 )
-from dlojz_tp.judging.probes.networks import Chain, gradients, rows
+from dlojz_tp.judging.probes.networks import Chain, gradients
 from dlojz_tp.judging.probes.traffic import Traffic, sent, until, volume
 from dlojz_tp.judging.probes.withheld import Withheld
 
-CAPACITY = 1200  # bytes: two of the chain's six layers, 576 bytes each
-RATE = 0.1
 PATIENCE = 4  # seconds that the last rank waits for the other's backward, should that wait in a way which nobody sees
 
 HINTS = {
-    "placed-again": "A gradient was placed into its bucket a second time (KeyError in place). After finish(), "
-                    "every bucket must be missing all its parameters again. A lambda made in a loop over p uses "
-                    "the loop's last p: use the argument that the hook receives.",
-    "hook-too-early": "A gradient was still None when your code used it. In a hook of register_hook, p.grad does "
-                      "not hold the new gradient yet; a hook of register_post_accumulate_grad_hook runs when it "
-                      "does. A bucket may start only when its last gradient has arrived. Register self.ready, "
-                      "without brackets.",
     "blocking": "Rank 0 waits for another rank inside backward: its all-reduce blocks. Start it with "
                 "async_op=True, keep the handle that it returns, and wait in finish().",
     "sent-again": "You sent as much as all-reduces of {sent} bytes need, but the gradients have {held} bytes. Send "
                   "each gradient once in each step.",
     "second-step": "The first step is right, step {step} is not. finish() must reset the count of the missing "
                    "gradients and the list of running operations.",
-    "missing-no-set": "bucket.missing must be a set again: {error}. A list compares tensors element by element to "
-                      "find one.",
 }  # fmt: skip
-KNOWN = (
-    NO_HANDLE,
-    ("Boolean value of Tensor", "missing-no-set"),
-    (PLACED_TWICE[0], "placed-again"),
-    ("NoneType", "hook-too-early"),
-    (("KeyError: ", ", in ready\n"), "hook-too-early"),
-)
-
-
-@cache
-def plain(steps: int) -> list[list]:
-    """The truth: gradients of the whole batch in each step, one process, float64, SGD between the steps."""
-    model, found = Chain(), []
-    for step in range(steps):
-        model.zero_grad()
-        model(rows(step)).backward()
-        found.append(gradients(model.parameters()))
-        with torch.no_grad():
-            for p in model.parameters():
-                p -= RATE * p.grad
-    return found
-
-
-@cache
-def local(rank: int, size: int) -> list:
-    """The gradients of what one rank sees in the first step."""
-    model = Chain()
-    model(rows(0)[rank::size]).backward()
-    return gradients(model.parameters())
-
-
-HELD = sum(p.numel() * p.element_size() for p in Chain().parameters())
 
 
 def observe(Overlap, steps_to_do=4):  # noqa: N803

@@ -6,7 +6,8 @@ import torch
 
 from dlojz_tp import launch
 from dlojz_tp.judging.checking import close
-from dlojz_tp.judging.checks.data_parallel_under_the_hood.balise_5 import CAPACITY, HELD, KNOWN, local, plain
+from dlojz_tp.judging.checks.data_parallel_under_the_hood.bucket_errors import KNOWN
+from dlojz_tp.judging.checks.data_parallel_under_the_hood.chain_gradients import CAPACITY, HELD, local, plain
 from dlojz_tp.judging.checks.data_parallel_under_the_hood.common import (
     PLACED_TWICE,
     by_world,

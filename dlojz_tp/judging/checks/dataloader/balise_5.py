@@ -1,15 +1,14 @@
 """Balise 5: a stream split over workers and ranks, in simulated workers and in real ones."""
 
-import contextlib
 import random
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
-from torch.utils.data._utils import worker as worker_module
 
 from dlojz_tp.judging.checking import Wrong
 from dlojz_tp.judging.checking.looks import Look, judged, silent
+from dlojz_tp.judging.checks.dataloader.pretended_worker import in_worker
 
 # (items, ranks, workers of each)
 ONCE = (17, 1, 0), (17, 1, 2), (17, 3, 0), (23, 2, 3), (22, 4, 2), (9, 1, 1), (5, 3, 3), (30, 3, 2)
@@ -64,24 +63,12 @@ def observe(SplitStream):  # noqa: N803  (the answer is a class)
         del loader
 
 
-@contextlib.contextmanager
-def _in_worker(number, workers):
-    """Inside, get_worker_info() answers as in worker `number` of `workers`; 0 workers: as in the main process."""
-    before = worker_module._worker_info
-    info = worker_module.WorkerInfo(id=number, num_workers=workers, seed=number, dataset=None) if workers else None
-    worker_module._worker_info = info
-    try:
-        yield
-    finally:
-        worker_module._worker_info = before
-
-
 def _part(stream, number, workers):
     # ranks and workers are processes of their own: their global generators are in different states
     torch.manual_seed(997 + 31 * number + workers)
     random.seed(997 + 31 * number + workers)
     np.random.seed(997 + 31 * number + workers)  # noqa: NPY002
-    with _in_worker(number, workers):
+    with in_worker(number, workers):
         found = []
         for item in stream:
             found.append(int(item))
@@ -119,7 +106,7 @@ def _one_stream(SplitStream):  # noqa: N803
     torch.manual_seed(1)
     random.seed(1)
     states = torch.get_rng_state(), random.getstate()
-    with _in_worker(0, 0):
+    with in_worker(0, 0):
         alone = [*stream]
         stream.set_epoch(3)
         late = [*stream]

@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from dlojz_tp.judging.checking.looks import Look, above, at_most, judged, silent, tried
-from dlojz_tp.judging.checks.dataloader.balise_5 import _in_worker
+from dlojz_tp.judging.checks.dataloader.pretended_worker import in_worker
 from dlojz_tp.judging.probes.files import Opened
 
 WRITTEN = {"shards": (23, 5), "even": (8, 4), "few": (2, 100), "many": (130, 10)}  # folder: (items, per_shard)
@@ -44,7 +44,7 @@ def observe(write_shards, stream_shards, folder):
     for workers in WORKERS:
         streams, opened_by = [], []
         for number in range(workers):
-            with _in_worker(number, workers), Opened(folder) as opened:
+            with in_worker(number, workers), Opened(folder) as opened:
                 streams.append(_streamed(stream_shards, ours, 3, 1))
             opened_by.append(len(set(opened.reads)))
         yield from found(workers, *streams)

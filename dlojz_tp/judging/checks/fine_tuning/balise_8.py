@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dlojz_tp.judging.checking.looks import Look, Value, at_most, form, judged, silent, tried, within
-from dlojz_tp.judging.checks.fine_tuning.balise_7 import BLOCK, GROUP, TABLE, largest
+from dlojz_tp.judging.checks.fine_tuning.nf4 import BLOCK, GROUP, TABLE, largest
 from dlojz_tp.judging.probes.memory import Memory, held_storages
 
 RANK, ALPHA = 4, 6.0

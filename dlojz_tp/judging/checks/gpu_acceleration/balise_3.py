@@ -8,6 +8,7 @@ import torch
 
 from dlojz_tp.judging.checking.compare import close, mistake_of
 from dlojz_tp.judging.checking.looks import Look, at_most, judged, within
+from dlojz_tp.judging.checks.gpu_acceleration.loss_and_accuracy import pair, two_floats
 from dlojz_tp.judging.probes.gpus import Seen, on_one_gpu, watched
 from dlojz_tp.judging.probes.memory import attributes, held_bytes, held_storages
 from dlojz_tp.measure.operations import Operations, in_words, syncs
@@ -97,16 +98,6 @@ def _filled(make, data, changed):
         names = zip(("loss", "logits", "labels"), given, batch, strict=True)
         changed += [(what, before, tensor) for what, tensor, before in names if not torch.equal(tensor, before)]
     return metrics
-
-
-def pair(got):
-    """A result, a list as a tuple."""
-    return tuple(got) if isinstance(got, list) else got
-
-
-def two_floats(got, _):
-    """A look's `holds`: a loss and an accuracy, Python's numbers."""
-    return isinstance(got, tuple) and len(got) == 2 and all(isinstance(value, float | int) for value in got)
 
 
 def _truth(data):

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dlojz_tp.judging.checking.compare import close, mistake_of
 from dlojz_tp.judging.checking.looks import Look, at_most, judged
-from dlojz_tp.judging.checks.gpu_acceleration.balise_3 import pair, two_floats
+from dlojz_tp.judging.checks.gpu_acceleration.loss_and_accuracy import pair, two_floats
 from dlojz_tp.judging.probes.gpus import Seen, on_one_gpu, watched
 from dlojz_tp.judging.probes.networks import Moved, network
 from dlojz_tp.judging.probes.shared_looks import recognised

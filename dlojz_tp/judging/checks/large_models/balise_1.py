@@ -5,7 +5,8 @@ import re
 import torch
 import torch.nn.functional as F
 
-from dlojz_tp.judging.checking.looks import Look, Value, at_most, form, judged, same, silent, tried
+from dlojz_tp.judging.checking.looks import Look, Value, at_most, form, judged, tried
+from dlojz_tp.judging.checks.large_models.wrong_tensors import names_of_wrong
 from dlojz_tp.measure.operations import Operations
 
 DRAWN = torch.Generator().manual_seed(12)
@@ -102,13 +103,6 @@ def first_other(cases):
         return {"expected": due[k], "got": seen[k], "where": cases[k]}
 
     return fields
-
-
-def names_of_wrong(names):
-    """Fields: which of several tensors are wrong, instead of their numbers."""
-    return lambda seen, due: (
-        silent(seen, due) | {"what": ", ".join(name for name, *pair in zip(names, seen, due) if not same(*pair))}
-    )
 
 
 LOOKS = [

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from dlojz_tp.judging.checking.compare import close
 from dlojz_tp.judging.checking.looks import Look, Value, at_most, form, judged, silent
-from dlojz_tp.judging.checks.large_models.balise_1 import names_of_wrong
+from dlojz_tp.judging.checks.large_models.wrong_tensors import names_of_wrong
 from dlojz_tp.measure.operations import Operations
 
 DRAWN = torch.Generator().manual_seed(22)

@@ -6,10 +6,20 @@ from typing import NamedTuple
 import torch
 
 from dlojz_tp.judging.checking.looks import Look, Value, at_most, form, judged, silent, tried, within
+from dlojz_tp.judging.checks.long_sequences_and_experts.attention_cases import (
+    GIVEN,
+    HALF,
+    HEADS,
+    LENGTHS,
+    QKV,
+    ROWS,
+    SIZE,
+    Q,
+    causal,
+    drawn,
+)
+from dlojz_tp.judging.checks.long_sequences_and_experts.full_attention import attention
 from dlojz_tp.judging.probes.memory import Memory
-
-DRAWN = torch.Generator().manual_seed(18)
-HEADS, SIZE = 4, 8
 
 
 class State(NamedTuple):
@@ -18,10 +28,6 @@ class State(NamedTuple):
     maximum: torch.Tensor
     total: torch.Tensor
     weighted: torch.Tensor
-
-
-def drawn(*shape, scale=1.0):
-    return scale * torch.randn(*shape, generator=DRAWN, dtype=torch.float64)
 
 
 def fresh(q):
@@ -39,57 +45,12 @@ def seen_pairs(length, blocks):
     return pairs
 
 
-def attention(q, k, v, visible):
-    """(attention, log-sum-exp) in float64, with all scores at once; groups of query heads share a head of k and v."""
-    k, v = (one.double().repeat_interleave(q.shape[1] // one.shape[1], 1) for one in (k, v))
-    scores = (q.double() @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~visible, -math.inf)
-    return scores.softmax(-1) @ v, scores.logsumexp(-1)
-
-
 def state_of(q, k, v, visible):
     """The State, float64, after these keys, with all scores at once."""
     k, v = (one.double().repeat_interleave(q.shape[1] // one.shape[1], 1) for one in (k, v))
     scores = (q.double() @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~visible, -math.inf)
     weights = (scores - scores.amax(-1, keepdim=True)).exp()
     return [scores.amax(-1), weights.sum(-1), weights @ v]
-
-
-def causal(length, block):
-    """Blocks of keys from the diagonal back to the first, where causal_blocks goes forward."""
-    for first in range(0, length, block):
-        rows = slice(first, min(first + block, length))
-        triangle = torch.ones(rows.stop - first, rows.stop - first, dtype=torch.bool).tril()
-        yield rows, [(rows, triangle)] + [(slice(c, c + block), None) for c in range(first - block, -1, -block)]
-
-
-def every_other(length, block):
-    """No causal order: each query sees every other block of keys, and of the second a checkerboard."""
-    board = (torch.arange(block)[:, None] + torch.arange(block)) % 2 == 0
-    for first in range(0, length, block):
-        columns = [slice(c, c + block) for c in range(0, length, 2 * block)]
-        yield slice(first, first + block), [(one, board if c == 1 else None) for c, one in enumerate(columns)]
-
-
-# queries (s), and blocks of keys: how many keys, the scale of their scores, what is visible
-ROWS = 5
-ONE = [(6, 1.0, None)]
-MORE = [(6, 1.0, None), (3, 0.2, None), (4, 3.0, None), (1, 1.0, None), (7, 2.0, torch.arange(35).view(5, 7) % 3 > 0)]
-BLIND = [
-    (4, 1.0, torch.arange(ROWS)[:, None].expand(5, 4) > 1),
-    (6, 1.0, None),
-    (3, 2.0, torch.arange(ROWS)[:, None].expand(5, 3) < 3),
-]
-LARGE = [(4, 300.0, None), (4, 900.0, None), (4, 100.0, None)]
-SHARED = [(5, 1.0, None), (4, 2.0, None)]
-
-
-def blocks_of(plan, groups=HEADS):
-    return [(drawn(2, groups, n, SIZE, scale=scale), drawn(2, groups, n, SIZE), visible) for n, scale, visible in plan]
-
-
-Q = drawn(2, HEADS, ROWS, SIZE)
-GIVEN = {name: blocks_of(plan) for name, plan in (("one", ONE), ("more", MORE), ("blind", BLIND), ("large", LARGE))}
-GIVEN["shared"] = blocks_of(SHARED, 2)
 
 
 def joined(blocks):
@@ -116,11 +77,7 @@ def one_block(add_block):
     return [torch.equal(one, old) for one, old in zip((*given, q, k, v), before)].count(False)
 
 
-LENGTHS = {"37 tokens in blocks of 8": (37, 8, causal), "16 in blocks of 16": (16, 16, causal),
-           "32 in blocks of 4, not causal": (32, 4, every_other)}  # fmt: skip
-QKV = {name: [drawn(2, 3, length, SIZE) for _ in range(3)] for name, (length, _, _) in LENGTHS.items()}
 LONG, LONG_BLOCK = 768, 64  # a block of scores is small, all scores are not
-HALF = [drawn(1, 2, 64, SIZE).bfloat16() for _ in range(3)]
 
 
 def half_error(blockwise):

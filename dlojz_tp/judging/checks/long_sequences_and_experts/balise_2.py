@@ -5,7 +5,8 @@ import gc
 import torch
 
 from dlojz_tp.judging.checking.looks import Look, Value, at_most, form, judged, silent, tried
-from dlojz_tp.judging.checks.long_sequences_and_experts.balise_1 import SIZE, attention, drawn
+from dlojz_tp.judging.checks.long_sequences_and_experts.attention_cases import SIZE, drawn
+from dlojz_tp.judging.checks.long_sequences_and_experts.full_attention import attention
 from dlojz_tp.judging.probes.memory import Memory
 
 SHAPES = {

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from dlojz_tp.judging.checking import close
 from dlojz_tp.judging.checking.looks import Look, silent
-from dlojz_tp.judging.checks.tensor_slicing.balise_9 import halves
+from dlojz_tp.judging.checks.tensor_slicing.all_reduce_halves import halves
 from dlojz_tp.judging.checks.tensor_slicing.common import by_world, noise, together
 from dlojz_tp.judging.checks.tensor_slicing.tables import Idea, at_each, pair, told, whole
 from dlojz_tp.judging.probes.shared_looks import mistake_look

@@ -6,9 +6,9 @@ import torch
 
 from dlojz_tp.judging.checking import mistake_of
 from dlojz_tp.judging.checking.looks import Look
-from dlojz_tp.judging.checks.tensor_slicing.balise_9 import KNOWN as GROUP_KNOWN
-from dlojz_tp.judging.checks.tensor_slicing.balise_9 import WORLD, each_layout, gives
 from dlojz_tp.judging.checks.tensor_slicing.common import IN_PLACE, on_ranks
+from dlojz_tp.judging.checks.tensor_slicing.group_functions import KNOWN as GROUP_KNOWN
+from dlojz_tp.judging.checks.tensor_slicing.group_functions import WORLD, each_layout, gives
 from dlojz_tp.judging.checks.tensor_slicing.sequence_ranks import (
     COMMON,
     SHAPE,

@@ -8,7 +8,8 @@ import torch.nn.functional as F  # noqa: N812
 
 from dlojz_tp.judging.checks.tensor_slicing import parts
 from dlojz_tp.judging.checks.tensor_slicing.attention_dropout import CLAIM, dropped, judge_dropout
-from dlojz_tp.judging.checks.tensor_slicing.common import STEPS, Form, noise, randomise, refused, truth
+from dlojz_tp.judging.checks.tensor_slicing.attention_forms import attention_forms
+from dlojz_tp.judging.checks.tensor_slicing.common import STEPS, noise, randomise, refused, truth
 from dlojz_tp.judging.checks.tensor_slicing.layers import layer_looks
 from dlojz_tp.judging.checks.tensor_slicing.layouts import in_groups_too, on_groups
 from dlojz_tp.judging.checks.tensor_slicing.tables import at_each
@@ -17,23 +18,12 @@ from dlojz_tp.models import Attention
 WIDTH, HEADS = 32, 8
 
 
-def attention_forms(prefix: str = "", head: int = WIDTH // HEADS) -> list[Form]:
-    """What a rank holds of an attention: query, key and value by columns, alone or stacked; the output by rows.
-
-    Stacked: the three one after the other, or head by head, as Megatron-LM holds them, or number by number.
-    """
-    three = [f"{prefix}{name}" for name in ("query", "key", "value")]
-    forms = [Form((f"{name}.{part}",), 0) for name in three for part in ("weight", "bias")]
-    for size in (None, head, 1):
-        forms += [Form(tuple(f"{name}.{part}" for name in three), 0, head=size) for part in ("weight", "bias")]
-    return [*forms, Form((f"{prefix}output.weight",), 1), Form((f"{prefix}output.bias",), None, optional=True)]
-
-
 @cache
 def _case() -> dict:
     plain, other = (randomise(Attention(WIDTH, HEADS), seed) for seed in (1, 2))
     return {
-        "plain": plain, "other": other, "forms": attention_forms(), "large": partial(Attention, 384, HEADS),
+        "plain": plain, "other": other, "forms": attention_forms(WIDTH // HEADS),
+        "large": partial(Attention, 384, HEADS),
         "batches": [noise(2, 5, WIDTH, seed=20 + k) for k in range(STEPS)],
         "upstream": [noise(2, 5, WIDTH, seed=30 + k) for k in range(STEPS)],
     }  # fmt: skip

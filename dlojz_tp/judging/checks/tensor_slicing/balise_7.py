@@ -8,7 +8,7 @@ import torch
 from dlojz_tp import launch
 from dlojz_tp.judging.checking.looks import Look, silent
 from dlojz_tp.judging.checks.tensor_slicing import parts
-from dlojz_tp.judging.checks.tensor_slicing.balise_4 import attention_forms
+from dlojz_tp.judging.checks.tensor_slicing.attention_forms import attention_forms
 from dlojz_tp.judging.checks.tensor_slicing.block_dropout import PLACE_LOOKS, agreement, dropped, places
 from dlojz_tp.judging.checks.tensor_slicing.block_dropout import RATE as PLACE_RATE
 from dlojz_tp.judging.checks.tensor_slicing.common import Form, exercise, noise, randomise, truth
@@ -30,7 +30,8 @@ def _block_forms(prefix=""):
     norms = [Form((f"{prefix}{norm}.{part}",), None) for norm in NORMS for part in ("weight", "bias")]
     # a feed-forward of two column-cut layers is known too: it sends too much, which is said then
     gathered = [Form((f"{prefix}feed_forward.down.{part}",), 0) for part in ("weight", "bias")]
-    return norms + attention_forms(f"{prefix}attention.") + pair_forms(f"{prefix}feed_forward.") + gathered
+    attention = attention_forms(CONFIG.width // CONFIG.heads, f"{prefix}attention.")
+    return norms + attention + pair_forms(f"{prefix}feed_forward.") + gathered
 
 
 def _model_forms():

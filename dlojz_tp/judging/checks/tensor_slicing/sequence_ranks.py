@@ -9,8 +9,8 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlojz_tp.judging.checking import Wrong, close
-from dlojz_tp.judging.checks.tensor_slicing.balise_9 import LAYOUTS, in_group, use_both_ways
 from dlojz_tp.judging.checks.tensor_slicing.common import noise, together
+from dlojz_tp.judging.checks.tensor_slicing.group_functions import LAYOUTS, in_group, use_both_ways
 from dlojz_tp.judging.checks.tensor_slicing.layouts import group_of
 from dlojz_tp.judging.probes.traffic import Traffic
 from dlojz_tp.judging.probes.withheld import Withheld

@@ -1,39 +1,28 @@
 """Balise 3: optimizer states for one shard on each rank, parameters gathered after the step."""
 
-from contextlib import ExitStack
 from functools import cache
 
 import torch
 from torch import nn
 
 from dlojz_tp import launch
-from dlojz_tp.judging.checking import close
 from dlojz_tp.judging.checking.looks import Look, Value, at_most, nothing, silent
-from dlojz_tp.judging.checks.zero_under_the_hood.common import (
-    ADAMW,
-    TOLERANCE,
-    alive_between,
-    gradient_shards,
-    in_two,
-    own_work,
-    rows,
-    world,
-)  # fmt: skip
+from dlojz_tp.judging.checks.zero_under_the_hood.common import ADAMW, alive_between, in_two, own_work, rows, world
+from dlojz_tp.judging.checks.zero_under_the_hood.training_looks import differing, equal, travels
+from dlojz_tp.judging.checks.zero_under_the_hood.trainings import flat, gradient, train, truth
 from dlojz_tp.judging.checks.zero_under_the_hood.worlds import judged_on_ranks
 from dlojz_tp.judging.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.judging.probes.memory import Memory
-from dlojz_tp.judging.probes.networks import Chain, Odd, backward_of_share, plain_shares, state
+from dlojz_tp.judging.probes.networks import Chain, Odd, backward_of_share, state
 from dlojz_tp.judging.probes.outside import Outside
 from dlojz_tp.judging.probes.shared_looks import each_rank, stacked
-from dlojz_tp.judging.probes.traffic import Traffic, counted_waits, on_the_wire
-from dlojz_tp.judging.probes.withheld import Withheld
+from dlojz_tp.judging.probes.traffic import Traffic, on_the_wire
 
 
 def _trained(model):
     return [p for p in model.parameters() if p.requires_grad]
 
 
-STEPS, ONCE = 3, (1, 1, 1)  # backward passes in each step
 SLACK = 3000  # bytes for step counters and single numbers
 SGD = {"lr": 0.05, "momentum": 0.9}
 CASES = {  # how the answer is made, its options, the truth
@@ -58,35 +47,6 @@ def observe(ShardedOptimizer):  # noqa: N803
         return found | _measured(ShardedOptimizer, rank, size)
 
 
-def train(case, model, optimizer, rank, size, micro=ONCE):
-    """Train with so many backward passes in each step: what is sent and waited for, what comes out, what zero_grad() leaves."""
-    gradients, weights, left, whole, shards = [], [], [], [], optimizer.shards
-    start = [own.detach().clone() for own in shards]
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        if step:
-            left += [k for k, own in enumerate(shards) if own.grad is not None]
-            whole += [name for name, p in model.named_parameters() if p.grad is not None]
-        with ExitStack() as modes:  # in the first step alone: under them, no graph is noticed
-            if not step:
-                withheld, log, waits = map(modes.enter_context, (Withheld(), Traffic(), counted_waits()))
-            for part in range(sum(micro[:step]), sum(micro[: step + 1])):
-                backward_of_share(model, rows(part), rank, size)
-            optimizer.reduce()
-            gradients.append(gradient_shards(optimizer))
-            optimizer.update()
-        weights.append(flat(state(model)))
-        withheld.left()
-    inside = {id(p) for group in optimizer.optimizer.param_groups for p in group["params"]}
-    here = {
-        "sent": len(log.calls), "off": len(waits) - len(log.calls), "gradients": gradients[0], "later": gradients[1],
-        "weights": torch.stack(weights), "left": left, "left whole": whole,
-        "foreign": len(inside - {id(own) for own in shards}),
-        "moved": not all(map(torch.equal, start, optimizer.shards)),
-    }  # fmt: skip
-    return {f"{case} {name}": value for name, value in here.items()}
-
-
 def _measured(ShardedOptimizer, rank, size):  # noqa: N803
     model = Chain(10, 16)
     with Outside(8 * ELEMENTS, on=size == 2) as outside, Memory(*model.parameters()) as memory:
@@ -107,49 +67,12 @@ def _alive(size):
     return 8 * ELEMENTS + 24 * -(-ELEMENTS // size) + SLACK
 
 
-def flat(named):
-    """(n,) all parameters."""
-    return torch.cat([p.reshape(-1) for p in named.values()])
-
-
 START = state(Odd())
 
 
 @cache
 def _truth(case, size):
     return truth(lambda: Odd(by_rank=case != "sgd"), CASES[case][2], size)
-
-
-def truth(make, optimizer_of, size, micro=ONCE):
-    """One process: the gradients of each step, in order, none zero; parameters before and after each step, (4, n)."""
-    gradients, weights = plain_shares(make, optimizer_of, rows, size, micro)
-    return [in_order(step.values()) for step in gradients], torch.stack([flat(one) for one in weights])
-
-
-def in_order(parts):
-    """The order of the parameters in the flat tensor is free, and how they are padded."""
-    whole = torch.cat([torch.zeros(0), *(part.reshape(-1) for part in parts if part is not None)])
-    return whole[whole != 0].sort()[0]
-
-
-def gradient(ranks, key="adamw gradients"):
-    """What the ranks have of it, in order."""
-    return in_order(g for rank in ranks for g in rank[key])
-
-
-def differing(parameters, word):
-    """The fields of a look at such parameters, by name, in (ranks, steps, n): they name what differs first."""
-
-    def fields(seen, due):
-        wrong = ~torch.isclose(seen, due, rtol=TOLERANCE, atol=TOLERANCE)
-        rank, step, _ = wrong.nonzero()[0].tolist()
-        parts = wrong[rank, step].split([p.numel() for p in parameters.values()])
-        names = [name for name, part in zip(parameters, parts, strict=True) if part.any()]
-        return {"rank": rank, "steps": step + 1, "name": names[0], "names": ", ".join(names[:4]), "word": word,
-                "expected": due[rank, step][wrong[rank, step]][:4], "got": seen[rank, step][wrong[rank, step]][:4],
-                "where": f"rank {rank} of {len(seen)}, {names[0]}, {word}"}  # fmt: skip
-
-    return fields
 
 
 def _weights(case, claim, word):
@@ -177,10 +100,6 @@ def _weights(case, claim, word):
     ]  # fmt: skip
 
 
-def equal(seen, due):
-    return close(seen, due, TOLERANCE)
-
-
 def _none_or_right(seen, due):
     """Whether a count of each rank is at most 0, or the numbers beside it are right."""
     return max(seen[0]) <= 0 or equal(seen[1], due)
@@ -203,20 +122,6 @@ def _sharing(found, size):
 
 def _due(size):
     return 2 * sum(-(-n // size) for n in GROUPS)
-
-
-def travels(case):
-    """Look whether each of several ranks sends anything."""
-    return Look("the gradients of an odd-sized model: a shard of the mean on each rank", f"{case} sent", 0,
-                "nothing-travels", holds=_each_sends, fields=_sends_nothing)  # fmt: skip
-
-
-def _each_sends(seen, due):
-    return len(seen) == 1 or min(seen) > 0
-
-
-def _sends_nothing(seen, due):
-    return silent(seen, due) | {"rank": seen.index(0)}
 
 
 def gradient_due(size):

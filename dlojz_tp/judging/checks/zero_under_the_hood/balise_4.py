@@ -5,8 +5,9 @@ from functools import cache
 import torch
 
 from dlojz_tp.judging.checking.looks import Look, Value, at_most, silent
-from dlojz_tp.judging.checks.zero_under_the_hood.balise_3 import differing, equal, gradient, train, travels, truth
 from dlojz_tp.judging.checks.zero_under_the_hood.common import ADAMW, alive_between, in_two, own_work, world
+from dlojz_tp.judging.checks.zero_under_the_hood.training_looks import differing, equal, travels
+from dlojz_tp.judging.checks.zero_under_the_hood.trainings import gradient, train, truth
 from dlojz_tp.judging.checks.zero_under_the_hood.worlds import judged_on_ranks
 from dlojz_tp.judging.probes.memory import Memory
 from dlojz_tp.judging.probes.networks import Chain, Odd, state

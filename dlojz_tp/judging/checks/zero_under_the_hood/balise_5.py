@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from dlojz_tp.judging.checking.looks import Look, Value, at_most, silent
-from dlojz_tp.judging.checks.zero_under_the_hood.balise_3 import STEPS, differing, equal, flat
 from dlojz_tp.judging.checks.zero_under_the_hood.common import ADAMW, own_work, rows, world
+from dlojz_tp.judging.checks.zero_under_the_hood.training_looks import differing, equal
+from dlojz_tp.judging.checks.zero_under_the_hood.trainings import STEPS, flat
 from dlojz_tp.judging.checks.zero_under_the_hood.worlds import judged_on_ranks
 from dlojz_tp.judging.probes.memory import Memory, held_bytes
 from dlojz_tp.judging.probes.networks import Chain, Unlike, plain_shares
