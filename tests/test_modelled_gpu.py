@@ -267,3 +267,12 @@ def addresses(clock):
 
 def test_tensors_have_addresses():
     assert on_card(addresses).result == (4 * 500_000, 11, 12)
+
+
+def counted(clock):
+    x = torch.randint(8, (4, 16), device="cuda").flatten()
+    return [(tuple(y.shape), y.dtype, y.device.type) for y in (x.bincount(minlength=8), x.bincount(x / 2))]
+
+
+def test_counts_have_the_length_that_is_asked_for():
+    assert on_card(counted).result == [((8,), torch.int64, "cuda"), ((1,), torch.float32, "cuda")]

@@ -33,9 +33,15 @@ def _batch_norm_backward(grad, x, weight, mean, var, saved, rstd, training, eps,
     return torch.empty_like(x), *(torch.empty_like(like) if wants else None for wants in wanted[1:])
 
 
+def _bincount(x, weights=None, minlength=0):
+    dtype = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
+    return x.new_empty(max(minlength, 1), dtype=dtype)  # all that is read is 0
+
+
 NO_META = {  # operators whose kernel for tensors without values is missing, refuses, or is slow: long Python
     "aten::native_batch_norm": _batch_norm,
     "aten::native_batch_norm_backward": _batch_norm_backward,
+    "aten::bincount": _bincount,
     "aten::_sample_dirichlet": lambda x, generator=None: torch.empty_like(x),
     "aten::_local_scalar_dense": lambda x: READ[_kind(x)],  # read in C++
 }
