@@ -271,8 +271,16 @@ def test_tensors_have_addresses():
 
 def counted(clock):
     x = torch.randint(8, (4, 16), device="cuda").flatten()
-    return [(tuple(y.shape), y.dtype, y.device.type) for y in (x.bincount(minlength=8), x.bincount(x / 2))]
+    counts, weighted = x.bincount(minlength=8), x.bincount(x / 2)
+    sizes, wide = counts.tolist(), torch.empty(2, 60, device="cuda")
+    parts = [torch.split(wide, sizes, dim=1), x.split(sizes), x.split([60, 4])]
+    return (
+        [(tuple(y.shape), y.dtype, y.device.type) for y in (counts, weighted)],
+        [[y.shape[-1] for y in split] for split in parts],
+    )
 
 
-def test_counts_have_the_length_that_is_asked_for():
-    assert on_card(counted).result == [((8,), torch.int64, "cuda"), ((1,), torch.float32, "cuda")]
+def test_counts_have_the_length_that_is_asked_for_and_split_evenly():
+    counts, parts = on_card(counted).result
+    assert counts == [((8,), torch.int64, "cuda"), ((1,), torch.float32, "cuda")]
+    assert parts == [[8] * 4 + [7] * 4, [8] * 8, [60, 4]]

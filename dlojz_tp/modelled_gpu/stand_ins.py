@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from dlojz_tp.judging.pretend_gpu import amp, integers, rehearsed
 from dlojz_tp.judging.pretend_gpu.memory import CPU, META, TENSOR, Block, block, real, real_device, real_storage
 
+SPLIT = {Tensor.split, torch.split}
 SHOWN = {Tensor.__format__, Tensor.__repr__}
 _register_parameter = nn.Module.register_parameter
 _address = torch.UntypedStorage.data_ptr
@@ -66,6 +67,8 @@ def instead(machine, streams, func, args, kwargs):
         args, kwargs = amp.cast(machine, args, kwargs)
     if func is F.scaled_dot_product_attention:
         func = _attention
+    if func in SPLIT and len(args) > 1 and isinstance(args[1], list | tuple) and args[1] and not any(args[1]):
+        func, args = torch.tensor_split, (x, len(args[1]), *args[2:])  # sizes that were read: the parts are equal
     return func, args, kwargs
 
 
