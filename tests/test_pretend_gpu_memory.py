@@ -1,6 +1,7 @@
 """Copies and memory of a pretended GPU: what waits, what is late, what is held, and when it is full."""
 
 import contextlib
+import gc
 
 import torch
 from torch.nn import functional as F
@@ -164,3 +165,21 @@ def test_a_sweep_meets_a_full_memory():
     assert 1 < len(peaks) < 7 and list(peaks.values()) == sorted(peaks.values())
     assert max(peaks.values()) <= 24 * MIB
     assert held >= 3 * 4 * values  # weights and both averages of AdamW
+
+
+def cast_weights():
+    """Bytes held once autocast has ended, before Python's collector comes."""
+    with pretend_gpu() as gpu:
+        weight = torch.ones(1024, 1024, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        gc.disable()
+        before = gpu.live[0]
+        with torch.autocast("cuda", dtype=torch.bfloat16), torch.no_grad():
+            torch.exp(weight)  # in float32
+            within = gpu.live[0] - before
+        after = gpu.live[0] - before
+        gc.enable()
+    return within, after
+
+
+def test_casts_of_weights_go_with_their_autocast():
+    assert launch.ranks(cast_weights, n=1)[0] == (4 * MIB, 0)

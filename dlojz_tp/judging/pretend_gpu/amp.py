@@ -83,17 +83,19 @@ def cast(machine, args, kwargs, dtype=None):
     dtype = dtype or lower
     kept = machine.here.__dict__.setdefault("kept", {})
 
-    def to(x):
-        if isinstance(x, list | tuple):
-            return type(x)(map(to, x))
-        if not isinstance(x, Tensor) or not x.is_floating_point() or block(x) is None:
-            return x
-        if x.dtype in (dtype, torch.float64):
-            return x
-        if not (x.is_leaf and x.requires_grad):
-            return x.to(dtype)
-        if (id(x), dtype) not in kept:
-            kept[id(x), dtype] = x.to(dtype)
-        return kept[id(x), dtype]
+    return tuple(_cast(x, dtype, kept) for x in args), {key: _cast(x, dtype, kept) for key, x in kwargs.items()}
 
-    return tuple(map(to, args)), {key: to(x) for key, x in kwargs.items()}
+
+def _cast(x, dtype, kept: dict):
+    """No closure: one that calls itself keeps `kept`, and so its tensors, until Python's collector comes."""
+    if isinstance(x, list | tuple):
+        return type(x)(_cast(one, dtype, kept) for one in x)
+    if not isinstance(x, Tensor) or not x.is_floating_point() or block(x) is None:
+        return x
+    if x.dtype in (dtype, torch.float64):
+        return x
+    if not (x.is_leaf and x.requires_grad):
+        return x.to(dtype)
+    if (id(x), dtype) not in kept:
+        kept[id(x), dtype] = x.to(dtype)
+    return kept[id(x), dtype]
