@@ -6,7 +6,8 @@ batch_isend_irecv together, and each once all its ranks have come to it.
 """
 
 import json
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from typing import NamedTuple
 
 import torch.distributed as dist
@@ -56,6 +57,7 @@ class Messages:
         self.step_of: dict[str, list[int]] = {}  # of the messages of this rank: their place in the queue
         self.batch: list[tuple] = []  # that is being started
         self.queues: dict[tuple, list[Said]] = {}
+        self.places = defaultdict(list)  # (group, rank, way, peer): the steps that hold one, see _find
         self.ends: dict[tuple, list[float]] = {}
         self.open: set[tuple] = set()
         self.met = 0
@@ -64,7 +66,7 @@ class Messages:
     def add(self, message, nbytes: int, ready: float) -> None:
         """One of pretend_gpu's messages. Of a batch, the last one's `close` starts all."""
         self.ranks[message.group] = message.ranks
-        self.step_of.setdefault(message.group, []).append(self._length(message.group))
+        self.step_of.setdefault(message.group, []).append(self._length(message.group, self.rank))
         if message.peer is None:
             took = seconds(message.kind, nbytes, message.ranks, self.cluster)
             self._say(message.group, Said(message.kind, ready, took))
@@ -84,12 +86,23 @@ class Messages:
         name, peers = " and ".join(kind for kind in ways if ways[kind]), [[m.peer for m, *_ in ways[k]] for k in ways]
         self._say(batch[0][0].group, Said(name, max(ready for *_, ready in batch), took, *peers))
 
-    def _length(self, group: str) -> int:
-        return len(self.queues.get((group, self.rank), ()))
+    def _length(self, group: str, rank: int) -> int:
+        return len(self.queues.get((group, rank), ()))
 
     def _say(self, group: str, said: Said) -> None:
-        self.store.set(f"{group}/{self.rank}/{self._length(group)}", json.dumps(said))
-        self.queues.setdefault((group, self.rank), []).append(said)
+        self.store.set(f"{group}/{self.rank}/{self._length(group, self.rank)}", json.dumps(said))
+        self._add(group, self.rank, said)
+
+    def _add(self, group: str, rank: int, said: Said) -> None:
+        """Put it at the end of the rank's queue."""
+        step = self._length(group, rank)
+        self.queues.setdefault((group, rank), []).append(said)
+        if said.sends is None:
+            self.places[group, rank, None, None].append(step)
+            return
+        for way in ("sends", "receives"):
+            for peer in getattr(said, way):
+                self.places[group, rank, way, peer].append(step)
 
     def latest(self, seconds: float) -> float:
         """The largest of what all ranks give."""
@@ -126,30 +139,24 @@ class Messages:
         """The steps of other ranks that this one meets: the n-th collective, or the n-th receive of the n-th send."""
         said = self._said(group, rank, step)
         if said.sends is None:
-            n = sum(self._said(group, rank, i).sends is None for i in range(step))
+            n = bisect_left(self.places[group, rank, None, None], step)
             for peer in self.ranks[group]:
                 if peer != rank:
-                    yield group, peer, self._find(group, peer, n, lambda other: int(other.sends is None))
+                    yield group, peer, self._find(group, peer, n, None, None)
             return
         for way, back in (("sends", "receives"), ("receives", "sends")):
             for i, peer in enumerate(getattr(said, way)):
-                n = getattr(said, way)[:i].count(peer)
-                n += sum((getattr(self._said(group, rank, j), way) or []).count(peer) for j in range(step))
-                yield (
-                    group,
-                    peer,
-                    self._find(group, peer, n, lambda other, b=back: (getattr(other, b) or []).count(rank)),
-                )
+                n = getattr(said, way)[:i].count(peer) + bisect_left(self.places[group, rank, way, peer], step)
+                yield group, peer, self._find(group, peer, n, back, rank)
 
-    def _find(self, group, rank, n, count) -> int:
-        """The step of `rank` that holds the n-th of what `count` counts."""
-        step = 0
-        while (found := count(self._said(group, rank, step))) <= n:
-            step, n = step + 1, n - found
-        return step
+    def _find(self, group, rank, n, way, peer) -> int:
+        """The step of `rank` that is its n-th collective (way None), or has its n-th message this way with `peer`."""
+        places = self.places[group, rank, way, peer]
+        while len(places) <= n:
+            self._said(group, rank, self._length(group, rank))
+        return places[n]
 
     def _said(self, group, rank, step) -> Said:
-        queue = self.queues.setdefault((group, rank), [])
-        while len(queue) <= step:
-            queue.append(Said(*json.loads(self.store.get(f"{group}/{rank}/{len(queue)}"))))
-        return queue[step]
+        while (length := self._length(group, rank)) <= step:
+            self._add(group, rank, Said(*json.loads(self.store.get(f"{group}/{rank}/{length}"))))
+        return self.queues[group, rank][step]

@@ -43,6 +43,7 @@ NO_META = {  # operators whose kernel for tensors without values is missing, ref
     "aten::native_batch_norm": _batch_norm,
     "aten::native_batch_norm_backward": _batch_norm_backward,
     "aten::bincount": _bincount,
+    "aten::_to_sparse_csr": lambda x, dense_dim=None: torch.empty_like(x),  # how many zeros it has, nobody knows
     "aten::_sample_dirichlet": lambda x, generator=None: torch.empty_like(x),
     "aten::_local_scalar_dense": lambda x: READ[_kind(x)],  # read in C++
 }
