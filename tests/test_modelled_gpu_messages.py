@@ -289,6 +289,30 @@ def test_sizes_and_objects_travel():
     assert on_ranks(with_header, n=2)[1].result == ((4096, 3), {"sizes": [4096, 3]}, 4096, [0, 0], [0] * 4)
 
 
+def agreed(clock):
+    """Ranks agree by integers that all know: a flag, the longest, nothing where one rank does not know its own."""
+    me, device, found = dist.get_rank(), torch.device("cuda"), []
+    for numbers, operation in (([0, me], dist.ReduceOp.SUM), ([3 - me, 7], dist.ReduceOp.MAX)):
+        x = torch.tensor(numbers, device=device)
+        work = dist.all_reduce(x, operation, async_op=True)
+        work.wait()
+        dist.all_reduce(x[:1], operation)  # a part: of all of it, nobody knows
+        dist.all_reduce(y := torch.tensor(numbers, device=device), operation)
+        found.append((x.tolist(), y.tolist(), bool(y[1])))
+    unknown = torch.tensor([1], device=device)
+    if me:
+        unknown += 1
+    dist.all_reduce(unknown)
+    pair = dist.new_group([0])
+    dist.all_reduce(alone := torch.tensor(5, device=device), group=pair)
+    return found, unknown.tolist(), int(alone)
+
+
+def test_integers_that_all_know_are_reduced():
+    found = ([([0, 0], [0, 1], True), ([0, 0], [3, 7], True)], [0], 5)
+    assert [each.result for each in on_ranks(agreed, n=2)] == [found, found]
+
+
 def clipped(clock):
     """The norm of shards is summed by a functional collective."""
     shards = torch.nn.Linear(2000, 2000).to("cuda")

@@ -49,7 +49,7 @@ class Groups:
         self.names: dict[Stream, str] = {}
         self.running: dict[int, tuple] = {}
         self.batch, self.batches = None, itertools.count()
-        self.integers = Counter()  # short lists of them sent and received, by group, sender and receiver
+        self.integers = Counter()  # short lists of them that travelled, by group and ends
         self.real = {name: getattr(dist.Work, name) for name in ("wait", "is_completed", "get_future")}
 
     # ---- one collective or message
@@ -129,8 +129,11 @@ class Groups:
     def _key(self, message, name) -> str:
         """What both ends call this message: the n-th from one rank to another."""
         ends = (dist.get_rank(), message.peer) if name == "send" else (message.peer, dist.get_rank())
-        self.integers[message.group, *ends] += 1
-        return f"integers/{self.number}/{message.group}/{ends}/{self.integers[message.group, *ends]}"
+        return self._next(message.group, ends)
+
+    def _next(self, group: str, ends) -> str:
+        self.integers[group, ends] += 1
+        return f"integers/{self.number}/{group}/{ends}/{self.integers[group, ends]}"
 
     def _stream(self, group, index) -> Stream:
         if group.group_name not in self.of:
@@ -200,6 +203,7 @@ class Groups:
         if not self.machine.nccl:
             return []
         backend, batched, start, new = dist.get_backend, dist.batch_isend_irecv, dist.init_process_group, dist.new_group
+        reduce = dist.all_reduce
 
         def get_backend(group=None):
             ours = sys._getframe(1).f_globals.get("__name__", "").split(".")[0] == "torch"
@@ -222,13 +226,24 @@ class Groups:
             kwargs.pop("device_id", None)
             return new(ranks, timeout, None, *args, **kwargs)
 
+        def all_reduce(x, op=dist.ReduceOp.SUM, group=None, async_op=False):
+            """Without values: C++ hides the operation, so short lists of integers are reduced here."""
+            if not (block(x) and integers.is_short(x)) or dist.get_rank(group) < 0:
+                return reduce(x, op, group, async_op)
+            numbers, key = integers.known(x), self._next((group or dist.group.WORLD).group_name, "all")
+            work = reduce(x, op, group, async_op)
+            ranks, name = dist.get_process_group_ranks(group), getattr(op, "op", op).name
+            integers.reduced(x, numbers, key, dist.get_rank(), ranks, name)
+            return work
+
         def without_device(function):
             """Objects are sent from the CPU, which has their values."""
             return lambda *args, device=None, **kwargs: function(*args, **kwargs)
 
-        objects = ["send_object_list", "recv_object_list", "broadcast_object_list"] if self.machine.clock else []
+        objects = "send_object_list", "recv_object_list", "broadcast_object_list"
+        by_shape = [*((name, without_device(getattr(dist, name))) for name in objects), ("all_reduce", all_reduce)]
         functions = [
-            *((name, without_device(getattr(dist, name))) for name in objects),
+            *(by_shape if self.machine.clock else ()),
             ("get_backend", get_backend), ("batch_isend_irecv", batch_isend_irecv), ("new_group", new_group),
             ("init_process_group", init_process_group), ("is_nccl_available", lambda: True),
         ]  # fmt: skip

@@ -1,11 +1,12 @@
 """Short lists of integers, where tensors have no values: they may be sizes, so they are known, and travel.
 
-They become known with a copy to a GPU, or with a message, that fills its memory, and are forgotten when something is
-written over them.
+They become known with a copy to a GPU, a message, or an all-reduce, that fills its memory, and are forgotten when
+something is written over them.
 """
 
 import functools
 import json
+import math
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from dlojz_tp.judging.pretend_gpu.memory import CPU, TENSOR, block, real, real_device, real_storage
 
 SHORT = 64  # numbers
+FOLDS = {"SUM": sum, "MAX": max, "MIN": min, "PRODUCT": math.prod}
 
 
 def is_short(x) -> bool:
@@ -36,6 +38,18 @@ def sent(x, key: str) -> None:
 def received(x, key: str) -> None:
     """The message with this key is to come into x; whoever reads it waits for the sender."""
     _remember(x, functools.cache(lambda: json.loads(_store().get(key))))
+
+
+def reduced(x, numbers: list[int] | None, key: str, rank: int, ranks: list[int], operation: str) -> None:
+    """The all-reduce with this key has left in x what the numbers of all ranks make; numbers: those of this rank."""
+    _store().set(f"{key}/{rank}", json.dumps(numbers))
+
+    @functools.cache
+    def together():
+        lists = [json.loads(_store().get(f"{key}/{each}")) for each in ranks]
+        return [FOLDS[operation](each) for each in zip(*lists)] if operation in FOLDS and all(lists) else None
+
+    _remember(x, together)
 
 
 def _remember(x, numbers) -> None:
