@@ -298,9 +298,10 @@ def by_schedule(name, seeds=4, epochs=3):
 rows = []
 for name in ("constant", "one cycle"):
     accuracy = by_schedule(name)
-    mean = accuracy.mean(1)
-    good = [rate for rate, one in zip(TRIED, mean) if one > mean.max() - 0.02]
-    rows.append((name, float(mean.max()), float(accuracy[mean.argmax()].std()), good[0], good[-1]))
+    mean = accuracy.mean(1).tolist()
+    best = max(mean)
+    good = [rate for rate, one in zip(TRIED, mean) if one > best - 0.02]
+    rows.append((name, best, float(accuracy[mean.index(best)].std()), good[0], good[-1]))
 report.table(
     {"schedule": "{}", "best accuracy": "{:.3f}", "spread of seeds": "{:.3f}", "good rates from": "{:g}", "to": "{:g}"},
     rows,

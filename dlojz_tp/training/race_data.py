@@ -118,7 +118,7 @@ class Photos:
         for some in numbers.split(AT_ONCE):
             x, y = self._batch(some)
             right += (model(x).argmax(1) == y).sum()
-        accuracy = int(right) / len(numbers)
+        accuracy = float(right.double() / len(numbers))
         self.log("eval_accuracy", accuracy)
         return accuracy
 
