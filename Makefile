@@ -74,7 +74,7 @@ help:
 	@echo "                (SITE=trainee: in build/site-trainee, without answers and instructor's notes)"
 	@echo "make trainee-kit  build/dlojz-tp-kit.tar: notebooks, package and data, without solutions and tests"
 	@echo "make wheelhouse build/wheelhouse: all wheels, for a machine without a network (there: make lab WHEELS=build/wheelhouse)"
-	@echo "make lint       ruff"
+	@echo "make lint       ruff: its rules, and its format"
 	@echo "make bench      side-by-side races, written to benchmarks/results/"
 	@echo "make gpu        on a machine with a GPU: all solutions at full size, figures recorded, the tests that need one"
 	@echo "                (MINUTES=9: the most useful works first, without the tests; the same command goes on)"
@@ -237,6 +237,7 @@ trainee-kit: $(DATA)
 
 lint: $(DEV)
 	"$(VENV)/bin/ruff" check .
+	"$(VENV)/bin/ruff" format --check .
 
 bench: $(STAMP)
 	$(RUN) benchmarks/launch.py

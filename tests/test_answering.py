@@ -56,6 +56,14 @@ def test_what_cannot_be_understood_is_one_line(words, said, capsys):
     assert said in lines[0] and len(lines) == 1
 
 
+def test_a_hint_that_is_missing_is_one_line(tmp_path, monkeypatch, capsys):
+    program = tmp_path / "program.py"
+    program.write_text("from dlojz_tp.judging.checking.breakage import HintMissing\nraise HintMissing('no hint')")
+    monkeypatch.setattr(answering, "PROGRAM", program)
+    assert answering.main(["00", "1"]) == 2
+    assert capsys.readouterr().err == "answers: 00_welcome: no hint\n"
+
+
 def test_the_answers_of_a_balise(capsys):
     assert answering.main(["00", "1"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()

@@ -16,6 +16,7 @@ from dlojz_tp.cards import render
 from dlojz_tp.commands import lab, reset
 from dlojz_tp.judging import checks
 from dlojz_tp.judging.checking import Verdict, Wrong, verdict_of
+from dlojz_tp.judging.checking.breakage import HintMissing
 from dlojz_tp.judging.grading import command
 from dlojz_tp.works import balise, source, state
 
@@ -121,10 +122,19 @@ def test_a_hint_whose_field_is_missing_is_shown_without_it(monkeypatch):
         yield "it is whole"
         raise Wrong("too-small")
 
-    with pytest.raises(KeyError):  # in our own tests the check is at fault
+    with pytest.raises(HintMissing, match="a look gives .*: It is {size}, add one"):  # in our own tests: a faulty check
         judged(check)
     monkeypatch.delenv("DLOJZ_STRICT")
     assert judged(check).hint == "It is …, add one."
+
+
+def test_a_slug_without_a_hint_is_a_fault_of_the_check():
+    def check(_):
+        yield "it is whole"
+        raise Wrong("too-smal")
+
+    with pytest.raises(HintMissing, match="no hint 'too-smal' on record.*--records"):
+        judged(check)
 
 
 def test_a_name_of_a_hint_is_given_once(monkeypatch):

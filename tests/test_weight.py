@@ -41,7 +41,12 @@ def test_the_command_prints_seconds_where_they_were_measured(tmp_path, monkeypat
     weight.AGREED.write_text("# why\n00_welcome = [1, 1, 1, 1]\n99_gone = [1, 1, 1, 1]\n")
     assert weight.main(["--write"]) == 0
     assert weight.AGREED.read_text() == f"# why\n{weight.line('00_welcome', weight.of(source.find('00_welcome')))}\n"
-    head, row = capsys.readouterr().out.splitlines()
+    weight.AGREED.write_text("# why\n00_welcome = [1, 1, 1, 1]\n05_dataloader = [1, 2, 3, 4]\n")
+    assert weight.main(["00", "--write"]) == 0 and weight.AGREED.read_text().endswith(
+        "\n05_dataloader = [1, 2, 3, 4]\n"
+    )
+    assert "[1, 1, 1, 1]" not in weight.AGREED.read_text() and weight.main(["98"]) == 2
+    head, row = capsys.readouterr().out.splitlines()[:2]
     assert head.endswith("CPU seconds") and row.endswith("  42  00_welcome")
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from dlojz_tp.authoring import reached
 from dlojz_tp.cards.verdict import BROKEN, EDGE
 from dlojz_tp.data import places
+from dlojz_tp.judging.checking import breakage
 from dlojz_tp.works import source
 from dlojz_tp.works.columns import aligned
 
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> int:
             return max([_report(work, balises) for work, balises in asked])
         with tree_of(options.against) as tree:
             return max([_compare(work, balises, tree, options.against) for work, balises in asked])
-    except (Refused, source.UnknownWork) as error:
+    except (Refused, source.UnknownWork, breakage.HintMissing) as error:
         print(f"answers: {error}", file=sys.stderr)
         return 2
 
@@ -86,6 +87,9 @@ def judged(root: Path, work: str, balises: list[int], only: list[int] | None = N
         command = [sys.executable, "-P", str(PROGRAM), str(target)]
         done = subprocess.run(command, input=job, text=True, cwd=root, env=environ, stderr=subprocess.PIPE)
         if done.returncode:
+            _, fault, said = done.stderr.rpartition(f"{breakage.HintMissing.__qualname__}: ")
+            if fault:
+                raise Refused(f"{work}: {said.strip()}")
             print(done.stderr, file=sys.stderr)
             raise Refused(f"{work}: its bank could not be judged, see above")
         return [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]

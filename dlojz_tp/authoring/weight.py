@@ -5,6 +5,8 @@
 
 import argparse
 import json
+import sys
+import tomllib
 from pathlib import Path
 
 from dlojz_tp.authoring import banks
@@ -34,7 +36,7 @@ def too_heavy(work: source.Work, agreed: dict[str, list[float]]) -> list[str]:
     return [
         f"{work.name}: {figure:g} {name}, and {limit:g} were agreed on, {MORE - 1:.0%} more are free. Take something "
         f"out; or, where it is worth it, change the figure in tests/{AGREED.name} and say why in the commit (python -m "
-        "dlojz_tp weight --write changes all of them)."
+        f"dlojz_tp weight {work.name[:2]} --write changes the figures of this work)."
         for name, figure, limit in zip(FIGURES, found, agreed[work.name])
         if figure > MORE * limit
     ]
@@ -46,11 +48,19 @@ def line(name: str, figures: list[float]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """`python -m dlojz_tp weight`: the figures of each work, and its seconds if `make test-all` has run here."""
+    """`python -m dlojz_tp weight`: the figures of works, and their seconds if `make test-all` has run here."""
     parser = argparse.ArgumentParser(prog="python -m dlojz_tp weight", description=main.__doc__)
-    parser.add_argument("--write", action="store_true", help="agree on all figures as they are now: the file has them")
+    parser.add_argument("names", nargs="*", metavar="WORK", help="practical works (default: all)")
+    parser.add_argument(
+        "--write", action="store_true", help="agree on their figures as they are now: the file has them"
+    )
     options = parser.parse_args(argv)
-    works = {name: of(source.find(name)) for name in source.names()}
+    try:
+        names = sorted(map(source.full_name, options.names)) or source.names()
+        works = {name: of(source.find(name)) for name in names}
+    except source.UnknownWork as error:
+        print(f"weight: {error}", file=sys.stderr)
+        return 2
     seconds = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
     print("".join(f"{head:>18}" for head in (*FIGURES, "CPU seconds" if seconds else "")))
     for name, found in works.items():
@@ -58,8 +68,11 @@ def main(argv: list[str]) -> int:
         figures = "".join(f"{figure:18g}" for figure in found)
         print(f"{figures}{f'{spent:.0f}' if spent else '':>18}  {name}")
     if options.write:
-        head = [text for text in AGREED.read_text(encoding="utf-8").splitlines() if text.startswith("#")]
-        AGREED.write_text("\n".join([*head, *(line(*each) for each in works.items()), ""]), encoding="utf-8")
+        text = AGREED.read_text(encoding="utf-8")
+        kept = tomllib.loads(text) if options.names else {}
+        head = [line for line in text.splitlines() if line.startswith("#")]
+        agreed = [line(*each) for each in sorted((kept | works).items())]
+        AGREED.write_text("\n".join([*head, *agreed, ""]), encoding="utf-8")
     return 0
 
 

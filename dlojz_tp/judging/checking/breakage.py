@@ -123,5 +123,9 @@ class LookedAtNothing(Exception):
     """A check that yields no claim is no check."""
 
 
+class HintMissing(Exception):
+    """A slug without a hint, or a hint with a field that its look doesn't give: a fault of the check or of its bank."""
+
+
 class ProbeLost(Exception):
     """A probe that timed out or was ended says nothing of the answer."""

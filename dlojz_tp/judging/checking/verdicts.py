@@ -97,7 +97,13 @@ def _once(check, answers, number, title, hints, case, deadline) -> Verdict:
         return Verdict(number, title, word, spent, held, printed=_shorten(out.getvalue()), **more)
 
     def fail(slug, fields, word="fail", claim=None, **more):
-        text = _filled(hints.get(slug) or COMMON_HINTS[slug], fields)
+        hint = hints.get(slug) or COMMON_HINTS.get(slug)
+        if not hint:
+            raise breakage.HintMissing(
+                f"balise {number} has no hint {slug!r} on record or in a HINTS. If its bank has one, write the records: "
+                "python -m dlojz_tp answers WORK BALISE --records"
+            )
+        text = _filled(hint, fields)
         if len(more.get("got", "")) > LONG and more["got"] in text:
             more["got"] = ""  # said already
         return verdict(word, failed=looking if claim is None else claim, slug=slug, hint=text, **more)
@@ -223,9 +229,10 @@ def _filled(hint: str, fields: dict) -> str:
     """The hint with its {fields}. A field that was not given is a fault of the check: the trainee reads on without it."""
     try:
         text = hint.format(**fields)
-    except (LookupError, AttributeError, TypeError, ValueError):
+    except (LookupError, AttributeError, TypeError, ValueError) as error:
         if os.environ.get("DLOJZ_STRICT"):
-            raise
+            given = ", ".join(fields) or "nothing"
+            raise breakage.HintMissing(f"a look gives {given}, which doesn't fill its hint: {hint}") from error
         text = re.sub(r"\{[^{}]*\}", "…", hint)
     return re.sub(r"(?<!\.)([.!?])\.(?=\s|$)", r"\1", text)  # an error's own full stop, and the hint's
 
