@@ -31,6 +31,9 @@ Over ranks, `observe` runs on each rank and an observation is the list of their 
 gives the list of what all ranks have under it, and `at` is what the truth depends on. `judged_on_ranks`, with looks
 that hold on every rank, is in `dlojz_tp.judging.probes.shared_looks`.
 
+For `holds` there are `within`, `at_most`, `above`, `nothing`, `every` and `one_of`; for `fields`, `silent`. In an
+`observe`, `form`, `shape` and `numbers` say what came back, and `tried` what a call raised.
+
 Numbers under one `Value` shall be of one size: the distance to a known mistake is taken over all of them. What is free
 in a right design (an order, a random draw) is taken out by `observe` or by `see`: sort, count, use quantiles. Where a
 record misleads, a `Look` whose hint is a function of (seen, due) recognises the mistake by hand.
