@@ -284,3 +284,16 @@ def test_counts_have_the_length_that_is_asked_for_and_split_evenly():
     counts, parts = on_card(counted).result
     assert counts == [((8,), torch.int64, "cuda"), ((1,), torch.float32, "cuda")]
     assert parts == [[8] * 4 + [7] * 4, [8] * 8, [60, 4]]
+
+
+def states_from_a_card(clock):
+    """A checkpoint that was loaded to a card brings the states of generators there."""
+    before = torch.get_rng_state()
+    for put, state in ((torch.set_rng_state, before), (torch.cuda.set_rng_state, torch.cuda.get_rng_state())):
+        put(state.to("cuda").cpu().clone())
+        put(state)
+    return torch.equal(torch.get_rng_state(), before)
+
+
+def test_states_of_generators_without_values_change_nothing():
+    assert on_card(states_from_a_card).result

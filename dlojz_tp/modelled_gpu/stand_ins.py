@@ -149,6 +149,11 @@ def replaced(clock, machine) -> list[tuple]:
             x = nn.Parameter(bare, x.requires_grad)
         _register_parameter(module, name, x)
 
+    def set_rng_state(state):
+        """One that has been on a card, as after loading to it, has no values: the generator goes on as it is."""
+        if real_device(state) != META:
+            torch.default_generator.set_state(state)
+
     card = SimpleNamespace(
         name=clock.label, total_memory=machine.capacity, major=9, minor=0, multi_processor_count=132, warp_size=32
     )
@@ -156,6 +161,7 @@ def replaced(clock, machine) -> list[tuple]:
         (torch, "compile", compiled), (nn.Module, "register_parameter", register_parameter),
         (torch.Tensor, "tolist", tolist), (torch.Tensor, "numpy", numpy), (torch.Tensor, "data_ptr", data_ptr),
         (torch.UntypedStorage, "data_ptr", address),
+        *((module, "set_rng_state", set_rng_state) for module in (torch, torch.random)),
         # C++ compares the shapes of all ranks, which are values
         (nn.parallel.distributed, "_verify_param_shape_across_processes", lambda *args, **kwargs: None),
         (torch.cuda, "get_device_name", lambda device=None: clock.label),

@@ -4,7 +4,7 @@ import contextlib
 
 import torch
 
-from dlojz_tp.judging.pretend_gpu.memory import CPU
+from dlojz_tp.judging.pretend_gpu.memory import CPU, META, real_device
 
 
 def replaced(machine) -> list[tuple]:
@@ -27,6 +27,9 @@ def replaced(machine) -> list[tuple]:
         @property
         def device(self):
             return self.place
+
+        def set_state(self, new_state):
+            return self if real_device(new_state) == META else super().set_state(new_state)
 
     own = machine.drawn_from = tuple(Generator(torch.device("cuda", index)) for index in range(machine.count))
 
