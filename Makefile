@@ -249,7 +249,7 @@ gpu: $(DEV) $(DATA)
 
 # the solutions on GPUs that are only pretended: GPUS="1 4", ONLY="12_large_models"; SCALE=full: by shape; ONCE=yes: as CI does
 rehearse: $(DEV) $(DATA)
-	@$(RUN) -m dlojz_tp rehearse $(if $(GPUS),--gpus "$(GPUS)") $(if $(ONCE),--once) $(if $(filter full,$(SCALE)),--full) --workers $(WORKERS) $(ONLY)
+	@$(RUN) -m dlojz_tp rehearse $(if $(GPUS),--gpus "$(GPUS)") $(if $(ONCE),--once) $(if $(filter full,$(SCALE)),--full) $(if $(MINUTES),--minutes "$(MINUTES)") --workers $(WORKERS) $(ONLY)
 
 doctor: $(STAMP)
 	@$(RUN) -m dlojz_tp doctor

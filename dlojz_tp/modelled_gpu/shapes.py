@@ -1,6 +1,6 @@
 """Results by shape that have been seen: on tensors like those before, an operation gives tensors like those before.
 
-Many operators find the shape of their result in Python, which costs more than all the rest of an operation here.
+Many operators find the shape of their result in Python, which would take a third of the time of a rehearsal.
 """
 
 import functools
