@@ -95,7 +95,7 @@ def test_dimensions_and_the_default_dtype_count(monkeypatch):
 
 
 def trained(clock):
-    """(bytes held most, seconds, where gradients are) of steps whose shapes are new, then known."""
+    """(bytes held most, seconds) of steps whose shapes are new, then known."""
     layer, found = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.LayerNorm(1024)).cuda(), []
     optimizer, x = torch.optim.AdamW(layer.parameters(), foreach=False), torch.randn(64, 256, device="cuda")
     for _ in range(4):

@@ -5,11 +5,10 @@
 
 import argparse
 import json
-import sys
 import tomllib
 from pathlib import Path
 
-from dlojz_tp.authoring import banks
+from dlojz_tp.authoring import banks, notebooks
 from dlojz_tp.judging.checking import mistakes
 from dlojz_tp.works import source
 from dlojz_tp.works.source import ROOT
@@ -51,16 +50,12 @@ def main(argv: list[str]) -> int:
     """`python -m dlojz_tp weight`: the figures of works, and their seconds if `make test-all` has run here."""
     parser = argparse.ArgumentParser(prog="python -m dlojz_tp weight", description=main.__doc__)
     parser.add_argument("names", nargs="*", metavar="WORK", help="practical works (default: all)")
-    parser.add_argument(
-        "--write", action="store_true", help="agree on their figures as they are now: the file has them"
-    )
+    parser.add_argument("--write", action="store_true", help="agree on their figures as they are now, in the file")
     options = parser.parse_args(argv)
-    try:
-        names = sorted(map(source.full_name, options.names)) or source.names()
-        works = {name: of(source.find(name)) for name in names}
-    except source.UnknownWork as error:
-        print(f"weight: {error}", file=sys.stderr)
+    paths = notebooks.chosen(options.names)
+    if paths is None:
         return 2
+    works = {path.stem: of(source.find(path.stem)) for path in paths}
     seconds = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
     print("".join(f"{head:>18}" for head in (*FIGURES, "CPU seconds" if seconds else "")))
     for name, found in works.items():

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from dlojz_tp.judging.pretend_gpu.memory import META, PLAIN, tensors
+from dlojz_tp.modelled_gpu.work import NO_KERNEL
 
-VIEWS_UNSAID = ("_unsafe", "unsafe_")  # their results share memory, and their schemas don't say so
+HASHABLE = (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _IN_PLACE, _NEW = object(), object()
 _seen: dict[tuple, list] = {}
 
@@ -18,7 +19,7 @@ _seen: dict[tuple, list] = {}
 def result(func, args: tuple, kwargs: dict, make):
     """What make() gives for this operation; without it where tensors like these have been here before."""
     kind = _kind(func)
-    if kind is None or not any(isinstance(one, Tensor) for one in args[:1]):
+    if kind is None or not args or not isinstance(args[0], Tensor):
         return make()
     any_number = torch.Tag.pointwise in func.tags  # it changes no shape
     key = func, torch.get_default_dtype(), *(_like(each, any_number) for each in (args, *kwargs.items()))
@@ -40,7 +41,7 @@ def _kind(func):
     schema, name = func._schema, func._schema.name.partition("::")[2]
     written = [argument for argument in schema.arguments if argument.alias_info is not None]
     if not written and all(one.alias_info is None for one in schema.returns):
-        return None if name.startswith(VIEWS_UNSAID) or "reshape" in name else _NEW
+        return None if name in NO_KERNEL else _NEW  # those are quick
     in_place = torch.Tag.pointwise in func.tags and name.endswith("_") and not name.startswith("_foreach")
     return _IN_PLACE if in_place and written == schema.arguments[:1] else None
 
@@ -56,10 +57,7 @@ def _like(value, any_number: bool):
         return None if None in each else each
     if isinstance(value, float) and any_number:
         return float
-    return (type(value), value) if value is None or isinstance(value, _PLAIN) else None
-
-
-_PLAIN = (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+    return (type(value), value) if value is None or isinstance(value, HASHABLE) else None
 
 
 def _noted(out, memories: set[int]) -> list | None:
